@@ -93,6 +93,9 @@ class RepairedHistory:
         self.victim: Replica | None = None
         self.producer_epochs = dict.fromkeys((*PLAIN, *TRANSACTIONAL), 0)
         self.sequences = dict.fromkeys((*PLAIN, *TRANSACTIONAL), 0)
+        self.has_lost_checkpoint = False
+        self.decided: dict[int, bool] = {}
+        """How the coordinator has decided that a producer's transaction ends, until the marker is committed."""
         self.uncleanable: set[Replica] = set()
         """Those with damage to records that are deleted: their cleaner reads them, and gives up."""
         self.open_now: set[int] = set()
@@ -165,6 +168,7 @@ class RepairedHistory:
         self.heal()
         while self.open_now:
             self.end_transaction()
+            self.catch_up()
         self.heal()
         for each in self.replicas:
             each.end_cleaning()
@@ -231,9 +235,13 @@ class RepairedHistory:
     def may_leave(self, replica: Replica) -> bool:
         return any(each is not replica and each is not self.victim for each in self.isr)
 
+    def may_lose_power(self, replica: Replica) -> bool:
+        """Without the cleaner's checkpoint, what a loss of power takes between two batches looks like cleaned."""
+        return self.may_leave(replica) and not (replica is self.victim and self.has_lost_checkpoint)
+
     def end_process(self, replica: Replica, loses_power: bool) -> None:
         """What was struck, or is killed; and the start after it, which may be struck, too."""
-        loses_power = loses_power and self.may_leave(replica)
+        loses_power = loses_power and self.may_lose_power(replica)
         machine_ran_on = not loses_power and replica.is_up
         kept_end = replica.log.log_end_offset if replica.is_up else 0
         replica.bury()
@@ -254,7 +262,7 @@ class RepairedHistory:
                 replica.disk.fail_at = NEVER
                 return
             replica.bury()
-            loses_power = self.rng.random() < 0.5 and self.may_leave(replica)
+            loses_power = self.rng.random() < 0.5 and self.may_lose_power(replica)
 
     def kill(self) -> None:
         self.end_process(self.any_replica(), self.rng.random() < 0.5)
@@ -320,6 +328,15 @@ class RepairedHistory:
         for producer_id in self.sequences:
             found = last.get(producer_id)
             self.sequences[producer_id] = 0 if found is None else found.base_sequence + len(found.records)
+        self.forget_decisions()
+
+    def forget_decisions(self) -> None:
+        """Of the coordinator, where the marker is committed, or the whole transaction was cut."""
+        begun = self.open_now | {
+            each.producer_id for each in self.model.batches if each.ends is not None
+            and each.base_offset >= self.high_watermark
+        }  # fmt: skip
+        self.decided = {each: is_abort for each, is_abort in self.decided.items() if each in begun}
 
     # ------------------------------------------------------------------------------------------------------ the records
 
@@ -327,7 +344,9 @@ class RepairedHistory:
         self.write(self.rng.choice((-1, *PLAIN)), is_transactional=False)
 
     def append_transactional(self) -> None:
-        self.write(self.rng.choice(TRANSACTIONAL), is_transactional=True)
+        producer_id = self.rng.choice(TRANSACTIONAL)
+        if producer_id not in self.decided:  # otherwise its coordinator has it wait for the marker
+            self.write(producer_id, is_transactional=True)
 
     def write(self, producer_id: int, *, is_transactional: bool) -> None:
         rng = self.rng
@@ -359,7 +378,11 @@ class RepairedHistory:
         if not self.open_now:
             return
         producer_id = self.rng.choice(sorted(self.open_now))
-        is_abort = self.rng.random() < 0.6
+        is_abort = self.decided.get(producer_id, self.rng.random() < 0.6)
+        last = max(each.base_offset for each in self.model.batches if each.producer_id == producer_id)
+        if not is_abort and last >= self.high_watermark:
+            return  # its producer commits what is acknowledged
+        self.decided[producer_id] = is_abort
         kind = ControlRecordType.ABORT if is_abort else ControlRecordType.COMMIT
         epoch = self.producer_epochs[producer_id]
         sent = encode_control_batch(
@@ -447,6 +470,7 @@ class RepairedHistory:
             each for each in self.replicas if each.lowest_cut is None and each.log.log_end_offset == end
         }  # fmt: skip
         self.high_watermark = max(self.high_watermark, min(map(self.ends_at_most, self.isr)))
+        self.forget_decisions()
         for each in self.replicas:
             log = each.log
             log.set_high_watermark(max(log.high_watermark, min(self.high_watermark, self.ends_at_most(each))))
@@ -607,6 +631,7 @@ class RepairedHistory:
             return  # a batch without records has no bits of them
         self.steps.append(f"DAMAGE to {name} of replica {victim.id}: {what}")
         self.uses[f"{way} of {suffix}"] += 1
+        self.has_lost_checkpoint = self.has_lost_checkpoint or suffix == "cleaner-offset-checkpoint"
         put(folder, name, inode, data)
 
     def heal(self) -> None:
@@ -632,7 +657,8 @@ class RepairedHistory:
             raise Broken(f"TheDamageIsRepaired: replica {victim.id}: {victim.log.damaged_ranges()}, ISR {self.isr}")
         if victim is not None:
             self.uses["repaired"] += victim.repairs.counters.ranges_repaired
-        self.victim = None
+            victim.directory.write_checkpoints()
+        self.victim, self.has_lost_checkpoint = None, False
         self.check_all("after the repairs")
         if victim is not None and self.rng.random() < 0.3:
             self.end_process(victim, loses_power=self.rng.random() < 0.5)
