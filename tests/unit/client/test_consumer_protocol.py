@@ -166,6 +166,63 @@ async def test_a_commit_of_revoked_partitions_is_not_sent_under_a_later_epoch() 
             assert not cluster.groups.group("g").offsets
 
 
+async def test_a_member_that_has_joined_again_by_a_heartbeat_commits_nothing_of_what_it_has_lost() -> None:
+    """The epoch of the new membership is valid: a commit before the next poll, or in the listener for what is lost,
+    took the offsets of the next owner back.
+    """
+
+    events: list[Any] = []
+
+    class Committing(RebalanceListener):
+        def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+            events.append(set(assigned))
+
+        async def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
+            with pytest.raises(KafkaError) as caught:
+                await reading.commit({T0: 5})
+            events.append(caught.value.code)
+
+    async with FakeCluster(t=1) as cluster, consumer(cluster, enable_auto_commit=False) as reading:
+        fill(cluster, "t", 0, 5)
+        reading.subscribe(["t"], listener=Committing())
+        await read(reading, 5)
+        group = cluster.consumer_groups.group("g")
+        name, _ = member_of(cluster)
+        cluster.consumer_groups.expel("g", name)
+        await until(lambda: name in group.members and group.members[name].assigned)
+        await asyncio.sleep(0.05)  # until the answer is there
+        with pytest.raises(KafkaError, match="no longer a member of its group"):
+            await reading.commit()
+        with pytest.raises(KafkaError, match="not a member of its group now"):
+            reading.group_metadata()
+        await poll_until(lambda: len(events) == 3, reading)
+        assert events == [{T0}, ErrorCode.UNKNOWN_MEMBER_ID, {T0}]
+        assert not cluster.groups.group("g").offsets
+        await reading.commit({T0: 3})
+        assert cluster.groups.group("g").offsets["t", 0][0] == 3
+
+
+async def test_a_commit_from_before_a_loss_is_not_sent_under_the_epoch_of_the_next_membership() -> None:
+    recorder = Recorder()
+    async with FakeCluster(t=1) as cluster, consumer(cluster, enable_auto_commit=False) as reading:
+        fill(cluster, "t", 0, 5)
+        reading.subscribe(["t"], listener=recorder)
+        await read(reading, 5)
+
+        def judge(request: OffsetCommitRequest, node: Any) -> Any:
+            return cluster.groups.commit(request, ErrorCode.STALE_MEMBER_EPOCH)
+
+        cluster.script(OffsetCommitRequest, *[judge] * 1000)
+        pending = await reading.commit_async()
+        cluster.consumer_groups.expel("g", member_of(cluster)[0])
+        await poll_until(lambda: len(recorder.events) == 3, reading)
+        assert recorder.events == [("assigned", {T0}), ("lost", {T0}), ("assigned", {T0})]
+        cluster.scripts[OffsetCommitRequest].clear()
+        with pytest.raises(KafkaError, match="dealt its partitions anew"):
+            await asyncio.wait_for(pending, PATIENCE_S)
+        assert not cluster.groups.group("g").offsets
+
+
 async def test_committed_offsets_are_fetched_as_a_member() -> None:
     async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as reading:
         await poll_until(lambda: cluster.sent(OffsetFetchRequest), reading)

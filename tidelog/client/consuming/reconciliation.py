@@ -27,10 +27,23 @@ class Reconciler(Rebalancer):
         self._subscribed_topics: TopicSelection | None = None
         self._waits_for_metadata = False
         """An assigned topic has an id that the metadata does not have yet."""
+        self._is_losing = False
+        """The listener is being called for lost partitions."""
         self.coordinator.fetching_identity = lambda: self._identity
         self.coordinator.latest_identity = self._latest_identity
         self.coordinator.on_member_error = self._consumer_membership.handle_group_error
         return self._consumer_membership
+
+    @property
+    def _identity(self) -> GroupIdentity:
+        return GroupIdentity() if self._is_losing else super()._identity
+
+    async def _lose_all(self) -> None:
+        self._is_losing = True  # the member has joined again: a commit of what it has lost would be accepted
+        try:
+            await super()._lose_all()
+        finally:
+            self._is_losing = False
 
     def _is_step_due(self) -> bool:
         membership = self._consumer_membership
@@ -107,7 +120,8 @@ class Reconciler(Rebalancer):
         latest = self._identity
         if latest.member_id != identity.member_id or latest.generation <= identity.generation:
             return identity
-        if not self._subscription.assigned.keys() >= set(partitions):
+        joined_epoch = self._consumer_membership.joined_epoch
+        if identity.generation < joined_epoch or not self._subscription.assigned.keys() >= set(partitions):
             raise KafkaError(ErrorCode.ILLEGAL_GENERATION, "partitions were revoked before they were committed")
         return latest
 

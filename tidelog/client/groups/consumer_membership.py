@@ -68,9 +68,16 @@ class ConsumerMembership:
 
     @property
     def identity(self) -> GroupIdentity:
-        """The identity in commits: the member epoch takes the place of the generation."""
-        epoch = self._member.epoch if self._member.is_member else UNKNOWN_GENERATION
+        """The identity in commits: the member epoch takes the place of the generation. It is unknown from a loss of the
+        partitions until the consumer acts on it: the heartbeats join again meanwhile, and a commit would be accepted.
+        """
+        epoch = self._member.epoch if self.may_own_partitions() else UNKNOWN_GENERATION
         return GroupIdentity(epoch, self._member.member_id, self._config.group_instance_id)
+
+    @property
+    def joined_epoch(self) -> int:
+        """The first epoch since this member has joined, or joined again."""
+        return self._member.joined_epoch
 
     @property
     def is_member(self) -> bool:
