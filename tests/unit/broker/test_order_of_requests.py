@@ -14,6 +14,7 @@ from tests.unit.broker.test_node import fetch, fetched, hold_flushes, produce
 from tests.unit.storage.batches import batch
 from tidelog.broker.network.request import Deferred
 from tidelog.protocol.api import ApiKey
+from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -128,8 +129,9 @@ async def test_what_reads_a_group_is_served_after_a_commit_before_it(syncing: tu
     first = lambda answer: answer.topics[0].partitions[0].error_code  # noqa: E731
     await until_async(wire, commit, 8, OffsetCommitResponse, first)
     deletes = (DeleteGroupsRequest(groups_names=["g"]), 2, DeleteGroupsResponse)
-    _, deleted, after = await answered(wire, commits, deletes, reads, gate=gate)
+    _, deleted, again, after = await answered(wire, commits, deletes, deletes, reads, gate=gate)
     assert deleted.results[0].error_code == 0
+    assert again.results[0].error_code == ErrorCode.GROUP_ID_NOT_FOUND
     assert after.topics[0].partitions[0].committed_offset == -1
     _, found = await answered(wire, commits, reads, gate=gate)
     assert found.topics[0].partitions[0].committed_offset == 7

@@ -481,10 +481,12 @@ class CoordinatorRuntime(Generic[C]):
             offset += 1
 
     def _answer_write(self, shard: _Shard[C], write: Write, now: Now) -> None:
-        for token, response in write.replies:
-            self._answer(shard, token, response)
-        if write.context is not None:
-            outcome = shard.coordinator.on_committed(write.context, now)
+        # An answer may let the next request of its connection in at once: it must find the write at its end.
+        outcome = None if write.context is None else shard.coordinator.on_committed(write.context, now)
+        try:
+            for token, response in write.replies:
+                self._answer(shard, token, response)
+        finally:
             if outcome is not None:
                 self._apply(shard, outcome)
 
