@@ -151,6 +151,23 @@ def test_a_wrong_leader_epoch_of_the_last_batch_before_the_gap_is_damage(
     assert not log.damaged_ranges()
 
 
+@pytest.mark.parametrize("has_epochs", [True, False])
+def test_a_start_after_a_kill_compares_the_leader_epoch_of_the_last_batch_before_the_gap(
+    logs: MakeLogs, has_epochs: bool
+) -> None:
+    """The next segment is empty. The start compared with nothing: the wrong epoch was the log's latest one."""
+    made = logs(cleanup_policy=COMPACTED)
+    with_far_gap(made, is_cleaned=False, batches=2)
+    made.kill()
+    path = made.folder / f"{2:020d}.log"
+    path.write_bytes(with_epoch(path.read_bytes(), 1, 7))
+    if not has_epochs:
+        (made.folder / "leader-epoch-checkpoint").unlink(missing_ok=True)
+    log = made.open(machine_ran_on=True)
+    assert [(each.first_offset, each.end_offset) for _, each in log.damaged_ranges()] == [(3, 4)]
+    assert list(log.leader_epochs) == [(0, 0)]
+
+
 def with_epoch(data: bytes, number: int, leader_epoch: int) -> bytes:
     """The batches, of which the one with this number has another leader epoch."""
     at = [position for position, _ in iter_headers(data)][number] + LEADER_EPOCH_OFFSET
