@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, idempotent, marker, records_of
+from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, records_of
 from tests.unit.storage.cleaning import begin, clean, contents
 from tidelog.protocol.batches.records import Headers, encode_batch, iter_records
 from tidelog.storage.cleaner.keys import BYTES_PER_KEY
 from tidelog.storage.log.compaction import CleaningFailed, find_cleanable
 from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.recovery import examine_now
+from tidelog.storage.log.scrub import Scrub
+from tidelog.storage.log.verification import LogFacts, StoppedLog
 from tidelog.storage.segments import transaction_index
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.lookup import UNTRUE_HEADERS_MAX
@@ -593,3 +596,24 @@ def test_for_want_of_file_descriptors_a_swap_waits_and_is_finished(logs: Logs, m
     assert waits == 3
     assert [value for _, _, value in contents(logs.log)] == [b"1", b"2"]
     assert not logs.files("*.swap")
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+def test_the_time_index_of_a_segment_with_an_emptied_batch_is_right(logs: Logs, is_rebuilt: bool):
+    """The batch keeps its timestamp, the largest one, which no index names. The rows behind it counted as wrong."""
+    logs.append(idempotent(0, key=b"same", timestamp=NOW + 10), batch(key=b"same", timestamp=NOW))
+    logs.append(batch(key=b"other", timestamp=NOW + 1))
+    roll(logs.log)
+    clean(logs.log)
+    assert [header.record_count for _, header in headers(logs.log.segments.first)] == [0, 1, 1]
+    if is_rebuilt:
+        examine_now(logs.log.segments.first)
+        logs.log.adopt_findings(logs.log.segments.first)
+    scrub = Scrub(logs.log, logs.log.segments.first)
+    while not scrub.is_done:
+        scrub.run(10**6)
+    assert not scrub._index_check.wrong
+    scrub.finish()
+    logs.close()
+    facts = LogFacts(is_clean=True, is_compacted=True, cleaned_offset=logs.log.cleaned_offset)
+    assert not list(StoppedLog(logs.disk, str(logs.folder), facts).verify())

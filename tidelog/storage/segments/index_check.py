@@ -20,7 +20,7 @@ class IndexCheck:
     def __init__(self, segment: Segment) -> None:
         self.wrong: dict[str, str] = {}
         """Path of an index -> why it is wrong."""
-        self._max_timestamp = self._newest_time = self._last_time = -1
+        self._newest_time = self._last_time = -1
         self._rows: tuple[Iterator[Row], Iterator[Row]] = (iter(()), iter(()))
         self._paths = ("", "")
         self._has_begun = False
@@ -60,11 +60,10 @@ class IndexCheck:
             self._offset_row = self._next(0)
         row = self._time_row
         if row is not None and row[1] <= header.last_offset:
-            is_right = row[1] >= header.base_offset and row[0] == header.max_timestamp >= self._max_timestamp
+            is_right = row[1] >= header.base_offset and row[0] == header.max_timestamp >= self._newest_time
             if not is_right:
                 self._is_wrong(1, f"has timestamp {row[0]} for offset {row[1]}, the batch has {header.max_timestamp}")
             self._time_row = self._next(1)
-        self._max_timestamp = max(self._max_timestamp, header.max_timestamp)
         if header.record_count:  # a batch that compaction emptied keeps its timestamp, which no index names
             self._newest_time = max(self._newest_time, header.max_timestamp)
 
