@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.replication.follower import truncation_offset
 from tidelog.replication.truncation import truncate_copy
-from tidelog.storage.log.explained_gaps import keep_ends_below
+from tidelog.storage.log.explained_gaps import keep_ends_below, read_for_copy
 from tidelog.storage.segments.append import check_first_holds
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class FutureReplica:
         log = self.partition.log
         if log.log_end_offset == self.log.log_end_offset:
             return None
-        result = log.read(self.log.log_end_offset, bytes_max, log.log_end_offset)
+        result = read_for_copy(log, self.log.log_end_offset, bytes_max)
         return memoryview(b"".join(result.regions)) if result.regions else None
 
     def append(self, batches: memoryview, now_ms: int) -> None:

@@ -247,3 +247,37 @@ def test_a_copy_of_another_history_gets_the_records_before_its_start_too(deleted
         world.append()
     world.finish()
     assert world.future.log.log_start_offset == 2
+
+
+@pytest.mark.parametrize("gap", [3, 2**31 + 5])
+def test_a_copy_of_a_log_that_ends_behind_a_gap_ends_there_too(gap: int) -> None:
+    """There was nothing to copy in the gap: the move went on until the next record came."""
+    compacted = replace(SMALL, cleanup_policy=frozenset({"compact"}))
+    world = World(config=compacted)
+    present = world.present
+    present.append_as_leader(memoryview(bytearray(batch(2, key=b"k"))), 0, NOW)
+    before = present.segments.active
+    present.roll(NOW, 2 + gap)  # as in a log whose last batches Kafka's cleaner has removed, or after a truncation
+    before.may_end_early = True
+    present.log_end_offset = 2 + gap
+    present.set_high_watermark(2 + gap)
+    present.flush()
+    while world.copy():
+        pass
+    assert world.future.has_caught_up
+    world.future.log.flush()
+    world.future.keep_ends()
+    world.homes[1].promote_future("t", 0)
+    world.future.take_over()
+    log = world.partition.log
+    log.append_as_leader(memoryview(bytearray(batch(2, key=b"k"))), world.epoch, NOW)
+    log.flush()
+    world.homes[1].write_checkpoints()
+    world.disk.lose_power()
+    again = LogDirectory.open(world.disk, "/b", node_id=1, cluster_id=None)
+    ((_, found),) = again.load(lambda topic: compacted, NOW).items()
+    assert not found.damaged_ranges()
+    assert found.log_end_offset == gap + 4
+    assert [
+        header.record_count for each in content(found) for _, header in iter_headers(each) if header.record_count
+    ] == [2, 2]

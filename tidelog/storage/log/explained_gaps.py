@@ -37,7 +37,7 @@ from tidelog.storage.segments.append import Batch, as_batch
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.log_config import INT64_MAX, MAX_RELATIVE_OFFSET, LogConfig
-from tidelog.storage.segments.reader import position_of
+from tidelog.storage.segments.reader import ReadResult, position_of
 from tidelog.storage.segments.segment import LOG_SUFFIX, Segment, file_name
 from tidelog.storage.segments.segments import Segments
 
@@ -109,6 +109,29 @@ def roll_behind_gap(log: LogWithGaps, next_offset: int, leader_epoch: int, now_m
     active = log.roll(now_ms, next_offset)
     gap.next_offset, gap.may_end_early = next_offset, True
     return active
+
+
+class ReadLog(Protocol):
+    """The part of `partition_log.PartitionLog` that `read_for_copy` uses."""
+
+    leader_epochs: LeaderEpochs
+    log_end_offset: int
+
+    def read(self, offset: int, max_bytes: int, upper_offset: int, *, min_one_batch: bool = True) -> ReadResult: ...
+
+
+def read_for_copy(log: ReadLog, offset: int, max_bytes: int, *, min_one_batch: bool = True) -> ReadResult:
+    """`log.read` up to the log end, for a copy of the log that ends at `offset`. Raises the same errors.
+
+    Where the log ends behind a gap, as after a truncation or in a log that Kafka has cleaned, the copy gets a batch
+    without records at the end of the gap. Otherwise it would end before the gap until the log's next record.
+    """
+    result = log.read(offset, max_bytes, log.log_end_offset, min_one_batch=min_one_batch)
+    if result.regions or result.next_offset <= offset:
+        return result
+    last_offset = result.next_offset - 1
+    left = memoryview(filler(last_offset, log.leader_epochs.epoch_for_offset(last_offset)).data)
+    return ReadResult([left], len(left), result.next_offset)
 
 
 def hold_gap(log: LogWithGaps, segment: Segment, offset: int) -> None:

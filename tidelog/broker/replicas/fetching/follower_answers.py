@@ -14,6 +14,7 @@ from tidelog.broker.replicas.fetching.follower_sessions import FollowerEntry, Fo
 from tidelog.protocol.hot import Buffer, FetchedPartition, encode_fetch_response, neighbours
 from tidelog.protocol.hot_replication import VERSION, encode_one_fetched, readdress
 from tidelog.replication.throttle import Throttle
+from tidelog.storage.log.explained_gaps import read_for_copy
 from tidelog.storage.segments.reader import ColdRead
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Tail:
             regions: list[Buffer] = [self._records]
             size_bytes = len(self._records)
         else:
-            regions, size_bytes, _ = log.read(offset, max_bytes, end_offset)  # type: ignore[assignment]
+            regions, size_bytes, _ = read_for_copy(log, offset, max_bytes)  # type: ignore[assignment]
         frame = encode_one_fetched(
             correlation_id, session_id, partition.topic_id, partition.index, high_watermark, log.last_stable_offset,
             log.log_start_offset,
@@ -115,7 +116,7 @@ class FollowerAnswers:
                         session.in_flight[entry] = None
                         session.linger.sent(size_bytes, session.last_fetch_ms)
                         return frame
-                    if must_answer:  # otherwise the log may end behind a gap: the follower would ask on and on
+                    if must_answer:  # otherwise the follower would ask on and on, for the same nothing
                         self._note_sent(entry, partition.log.high_watermark, False)
                         return frame
         return self._frames_of_many(session, correlation_id, version, must_answer, is_full)
@@ -217,7 +218,7 @@ class FollowerAnswers:
         if problem is not None:
             return FetchedPartition(topic, index, 0, *marks, diverging=problem)
         try:
-            result = log.read(entry.fetch_offset, max_bytes, log.log_end_offset, min_one_batch=min_one_batch)
+            result = read_for_copy(log, entry.fetch_offset, max_bytes, min_one_batch=min_one_batch)
         except ColdRead:
             raise
         except Exception as error:
