@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -111,6 +112,23 @@ async def test_a_batch_that_the_connection_cannot_receive_is_an_error_of_a_poll(
             assert await read(consuming, 2) == [1, 2]
 
 
+async def test_many_batches_that_the_connection_cannot_receive_leave_the_other_partitions_their_turn() -> None:
+    """Each of them ends a connection, and is asked for again: there was always one to fetch before the others."""
+    read_of = 0
+    async with FakeCluster(t=9) as cluster:
+        for number in range(8):
+            cluster.topics["t"][number].append(bytes(encode_batch([(0, None, bytes(30_000), ())])))
+        async with (
+            consumer(cluster, "t", receive_message_max_bytes=20_000, retry_backoff_max_ms=10) as consuming,
+            asyncio.timeout(PATIENCE_S),
+        ):
+            for count in (7, 14):
+                fill(cluster, "t", 8, 7)
+                while read_of < count:
+                    with contextlib.suppress(KafkaError):
+                        read_of += sum(map(len, (await consuming.poll(5)).values()))
+
+
 async def test_a_consumer_asks_for_no_more_than_the_connection_receives():
     async with FakeCluster(t=3) as cluster, consumer(cluster, "t", receive_message_max_bytes=20_000) as consuming:
         await until(lambda: cluster.sent(FetchRequest), consuming)
@@ -144,9 +162,12 @@ async def test_an_answer_whose_aborted_transactions_take_too_much_is_asked_for_w
         for number in range(8):
             fill(cluster, "t", number, 2)
         await read(consuming, 16)
-        await until(lambda: cluster.sent(FetchRequest)[-1].max_bytes > 1, consuming)
+        await until(lambda: [request.max_bytes for request in cluster.sent(FetchRequest)[-2:]].count(1) == 0, consuming)
+        asked = [request.max_bytes for request in cluster.sent(FetchRequest)]
+        assert asked.count(1) == 8
+        after_last = len(asked) - asked[::-1].index(1)
         first = 20_000 - 512 - 8 * 128
-        assert [request.max_bytes for request in cluster.sent(FetchRequest)[:10]] == [first, *[1] * 8, first // 16]
+        assert set(asked[: after_last + 1]) == {first, 1, first // 16}
 
 
 async def test_metadata_that_the_connection_cannot_receive_are_logged(caplog: pytest.LogCaptureFixture):

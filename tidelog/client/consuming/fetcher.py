@@ -66,8 +66,8 @@ class _NodeFetches:
     """The fetch session with one broker, and its responses that are not read to the end."""
 
     __slots__ = (
-        "answers_are_large", "apart", "asked_bytes", "in_flight", "max_bytes", "node_id", "responses", "retry_at_ms",
-        "session",
+        "answers_are_large", "apart", "asked_bytes", "in_flight", "is_for_all", "max_bytes", "node_id", "responses",
+        "retry_at_ms", "session", "was_apart",
     )  # fmt: skip
 
     def __init__(self, node_id: int) -> None:
@@ -82,10 +82,14 @@ class _NodeFetches:
         """The most records that the last request has asked for."""
         self.max_bytes = _MAX_BYTES_MAX
         """The most records to ask for. Less after an answer that was too large to receive, until larger ones fit."""
-        self.apart: set[TopicPartition] = set()
+        self.apart: dict[TopicPartition, None] = {}
         """The partitions to fetch by themselves, a batch at a time, until that fits: one of them may have a batch that
-        is too large to receive, which would end the fetches of all.
+        is too large to receive, which would end the fetches of all. Those that have failed last come last.
         """
+        self.was_apart = False
+        """The last fetch was one of these. The next one is for the others: many that fail would hold them up."""
+        self.is_for_all = False
+        """The last fetch was for all partitions that were due."""
 
 
 class Fetcher:
@@ -146,8 +150,16 @@ class Fetcher:
                 node.in_flight = True
                 self._cluster.start_connecting(node_id).add_done_callback(partial(self._handle_connection, node))
             else:
-                apart = next((partition for partition in partitions if partition in node.apart), None)
-                self._fetch(node, connection, partitions if apart is None else [apart])
+                self._fetch(node, connection, self._to_fetch(node, partitions))
+
+    def _to_fetch(self, node: _NodeFetches, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Those of the partitions that are due which the next request is for."""
+        due = set(partitions) if node.apart else set()
+        apart = [partition for partition in node.apart if partition in due]
+        node.is_for_all = not apart
+        others = [partition for partition in partitions if partition not in node.apart] if apart else partitions
+        node.was_apart = bool(apart) and not (node.was_apart and others)
+        return apart[:1] if node.was_apart else others
 
     def _node_to_fetch_from(self, partition: TopicPartition, now_ms: float) -> int:
         """The preferred read replica while usable (KIP-392), else the leader; -1 without one.
@@ -212,9 +224,9 @@ class Fetcher:
             if version > LAST_VERSION_WITH_NAMES and any(target.topic_id == NO_TOPIC_ID for target in targets.values()):
                 version = connection.version_of(FetchRequest, LAST_VERSION_WITH_NAMES)
             plan = node.session.plan(targets)
-            is_apart = partitions[0] in node.apart
-            node.asked_bytes = 1 if is_apart else self._max_bytes(node, len(targets))
-            request = self._request(plan, version, node.asked_bytes, 0 if is_apart else config.fetch_max_wait_ms)
+            node.asked_bytes = 1 if node.was_apart else self._max_bytes(node, len(targets))
+            max_wait_ms = config.fetch_max_wait_ms if node.is_for_all else 0
+            request = self._request(plan, version, node.asked_bytes, max_wait_ms)
             timeout_ms = config.request_timeout_ms + config.fetch_max_wait_ms
             response_future = connection.send(request, FetchResponse, version, timeout_ms)
         except KafkaError as error:
@@ -277,7 +289,7 @@ class Fetcher:
                 self._handle_too_large(node, targets, error)
             self._handle_failure(node, error)
             return
-        if node.apart.isdisjoint(targets):
+        if node.is_for_all:
             node.max_bytes = min(2 * node.max_bytes, _MAX_BYTES_MAX)
         response = response_future.result()
         code = ErrorCode.of(response.error_code)
@@ -288,7 +300,8 @@ class Fetcher:
             return
         if response.throttle_time_ms > 0:
             node.retry_at_ms = self._loop.time() * 1000 + response.throttle_time_ms
-        node.apart.difference_update(targets)
+        for partition in targets if node.apart else ():
+            node.apart.pop(partition, None)
         names = {target.topic_id: partition.topic for partition, target in targets.items()}
         completed = []
         for topic in response.responses:
@@ -329,11 +342,12 @@ class Fetcher:
         """
         (partition, *others) = targets
         if others:
-            node.apart.update(targets)
+            node.apart.update(dict.fromkeys(targets))
         if node.asked_bytes > 1:
             node.max_bytes = max(1, node.asked_bytes // _TOO_LARGE_DIVISOR)
         elif not others and partition in self._subscription.assigned:
-            node.apart.add(partition)
+            node.apart.pop(partition, None)
+            node.apart[partition] = None
             self._back_off(partition, self._config.retry_backoff_max_ms)  # meanwhile the connection is for the others
             problem = f"the records of {partition} cannot be fetched: {error.message}"
             self.fail(partition, KafkaError(ErrorCode.MESSAGE_TOO_LARGE, problem))
