@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.broker.test_repair_parts import scrub_all
 from tests.unit.storage.batches import NOW, Logs, QuickDisk, marker
 from tests.unit.storage.cleaning import clean
 from tests.unit.storage.test_compaction import keyed
@@ -180,6 +181,41 @@ def test_they_stay_aborted_where_a_stopped_node_was_repaired(tmp_path: Path) -> 
     assert list(stopped.verify()) == []
     stopped.release()
     log = made.open()
+    assert log.damaged_ranges() == []
+    assert 0 not in committed(log)
+
+
+@pytest.mark.parametrize("when", ["the copy", "its check", "the end"])
+def test_they_stay_aborted_where_a_scrub_of_the_copied_bytes_ends_before_the_repair(tmp_path: Path, when: str) -> None:
+    """The scrub found no damage, and took the range for whole: the indexes behind it were never made anew."""
+    made, other = replicas(tmp_path)
+    log, work = made.log, begin_repair(made)
+    work.accept(memoryview(copy_of(other)[0]))
+    if when == "the copy":
+        scrub_all(log)
+    while not work.is_complete:
+        work.accept(memoryview(copy_of(other)[work.next_offset]))
+    check = work.finish()
+    if when == "its check":
+        scrub_all(log)
+    check.run()
+    if when == "the end":
+        scrub_all(log)
+    assert [damaged for _, damaged in log.damaged_ranges()] == [work.damage]
+    assert log.finish_repair(check)
+    assert log.damaged_ranges() == []
+    assert 0 not in committed(log)
+    scrub_all(log)
+    assert log.damaged_ranges() == []
+
+
+def test_a_range_that_a_repair_has_filled_and_left_is_repaired_again(tmp_path: Path) -> None:
+    made, other = replicas(tmp_path)
+    log = made.log
+    begin_repair(made).accept(memoryview(copy_of(other)[0]))
+    scrub_all(log)
+    ((segment, damaged),) = log.damaged_ranges()
+    repair_range(log, segment, damaged, copy_of(other), lacks_below=0)
     assert log.damaged_ranges() == []
     assert 0 not in committed(log)
 

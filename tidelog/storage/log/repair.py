@@ -481,7 +481,7 @@ class RangeRepair:
             if not self._has_written:
                 self._has_written = True
                 self.segment.generation += 1  # a running examination may see half of a copy
-                self._generation = self.segment.generation
+                self._generation, self.segment.filled = self.segment.generation, self.damage
             try:
                 if self._is_at_end and self.segment.may_end_early:  # a kill must not leave the rest without bytes
                     batch = memoryview(b"".join((batch, PLACE_OF_THE_REST)))
@@ -729,6 +729,6 @@ def finish_repair(check: RepairCheck) -> bool:
     if check.has_markers:
         segment.transaction_index.lacks_rows = True
     check.findings.generation = segment.generation
-    segment.findings = check.findings
+    segment.findings, segment.filled = check.findings, None
     log.adopt_findings(segment)
     return True

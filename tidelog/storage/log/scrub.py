@@ -87,6 +87,7 @@ class Scrub:
         findings, damage = self._findings, self._damage
         findings.close(damage, self._present, self._end_offset)
         doubt_epochs(findings, self.log.leader_epochs.epoch_for_offset, segment.proven)
+        findings.damage = segment.with_filled(findings.damage)
         # An index row without a batch points past the end, or between two batches.
         left = bool(self._index_check.left_over())
         index_is_wrong = bool(self._index_check.wrong)

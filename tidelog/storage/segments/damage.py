@@ -89,6 +89,19 @@ def merged(ranges: list[DamagedRange]) -> tuple[DamagedRange, ...]:
     return tuple(joined)
 
 
+def united(ranges: Sequence[DamagedRange]) -> tuple[DamagedRange, ...]:
+    """`merged`, also of ranges that share offsets."""
+    joined: list[DamagedRange] = []
+    for damage in sorted(ranges):
+        if joined and damage.first_offset < joined[-1].end_offset:
+            end_position = max(joined[-1].end_position, damage.end_position)
+            end_offset = max(joined[-1].end_offset, damage.end_offset)
+            joined[-1] = joined[-1]._replace(end_position=end_position, end_offset=end_offset)
+        else:
+            joined.append(damage)
+    return merged(joined)
+
+
 def apart_from(ranges: Sequence[DamagedRange], others: Sequence[DamagedRange]) -> list[DamagedRange]:
     """Those of the ranges that share no offset with the others. Both are in the order of their offsets."""
     ends = [other.end_offset for other in others]

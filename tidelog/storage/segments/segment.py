@@ -17,7 +17,7 @@ from typing import Final
 from tidelog.protocol.batches.record_batch import HEADER_SIZE, LEADER_EPOCH_OFFSET, MAGIC, MAGIC_OFFSET
 from tidelog.storage.files.disk import Buffer, Disk, File, FileMap
 from tidelog.storage.segments.append import Batch
-from tidelog.storage.segments.damage import CorruptIndex, DamagedRange
+from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, united
 from tidelog.storage.segments.examination import Findings, ProvenBatches, examine
 from tidelog.storage.segments.log_config import MAX_POSITION, MAX_RELATIVE_OFFSET, LogConfig
 from tidelog.storage.segments.retention import roll_limits
@@ -58,8 +58,8 @@ class Segment:
 
     __slots__ = (
         "_disk", "_file", "_loose_maps", "_map", "_max_offset_rows", "_max_time_rows", "_offset_index", "_time_index",
-        "aged_to", "base_offset", "bytes_since_index_row", "created_ms", "damage", "directory", "findings",
-        "first_batch_timestamp", "generation", "hints", "index_interval_bytes", "is_abandoned", "is_full",
+        "aged_to", "base_offset", "bytes_since_index_row", "created_ms", "damage", "directory", "filled",
+        "findings", "first_batch_timestamp", "generation", "hints", "index_interval_bytes", "is_abandoned", "is_full",
         "is_verified_of_old", "jitter_ms", "max_is_confirmed", "max_offset", "max_timestamp", "may_end_early",
         "may_have_gaps", "next_offset", "offset_of_max_timestamp", "path", "proven", "recent_offsets",
         "recent_positions", "roll_above_now", "roll_above_timestamp", "segment_ms", "size_bytes", "suffix",
@@ -106,8 +106,7 @@ class Segment:
         self.first_batch_timestamp = UNKNOWN if size_bytes else -1
         self.segment_ms, self.jitter_ms = config.segment_ms, jitter_ms
         self.roll_above_timestamp, self.roll_above_now = roll_limits(-1, created_ms, config.segment_ms, jitter_ms)
-        self.is_full = False
-        self.is_abandoned = False
+        self.is_full = self.is_abandoned = False
         """The log does not use the segment any more; another log may have its path."""
         self.bytes_since_index_row = 0
         self.recent_offsets = array("q")
@@ -121,13 +120,14 @@ class Segment:
         """Cleaning may have removed the last records, so the next segment may begin later than this one ends."""
         self.damage: tuple[DamagedRange, ...] = ()
         """The damaged ranges in the order of offsets. `next_offset` includes them."""
+        self.filled: DamagedRange | None = None
+        """A range that a repair writes. It is damage until the repair takes effect: the log has not replayed it."""
         self.proven: tuple[ProvenBatches, ...] = ()
         """Offset ranges with batches from another replica, kept while the segment has damage. Their leader epochs are
         right, even if neighbouring batches or the epoch file disagree."""
         self.verified_from = self.verified_to = 0
         """The range of batches that were read from the device and checked since the start."""
-        self.aged_to = 0
-        self.is_verified_of_old = False
+        self.aged_to, self.is_verified_of_old = 0, False
         self.generation = 0
         """Changes when bytes are truncated or replaced, and when the known damage changes."""
         self.findings: Findings | None = None
@@ -527,9 +527,17 @@ class Segment:
         self.bytes_since_index_row = findings.bytes_since_index_row if is_last else since
         if newest > self.max_timestamp and not is_last:
             self.max_timestamp, self.offset_of_max_timestamp = newest, offset_of_newest
-        self.set_damage(findings.damage)
+        self.set_damage(self.with_filled(findings.damage))
         self.verified_from, self.verified_to = 0, findings.size_bytes
         self.note_fullness()
+
+    def with_filled(self, found: tuple[DamagedRange, ...]) -> tuple[DamagedRange, ...]:
+        """The damage by an examination, with what a repair fills."""
+        if self.filled is None:
+            return found
+        first_offset, end_offset = self.filled.first_offset, self.filled.end_offset
+        kept = [each for each in self.damage if each.first_offset < end_offset and first_offset < each.end_offset]
+        return united([*kept, *found])
 
     def set_damage(self, damage: tuple[DamagedRange, ...]) -> None:
         """Set the known damage. A change makes the results of running examinations obsolete."""
