@@ -20,6 +20,7 @@ from tests.unit.broker.test_node import fetch, produce
 from tidelog.broker.apis.dispatch import _DeferredMessage
 from tidelog.broker.network import server as server_module
 from tidelog.broker.network.connection_quotas import ConnectionLimits
+from tidelog.broker.network.receive_buffers import BUFFER_USUAL_BYTES
 from tidelog.broker.network.request import Deferred
 from tidelog.broker.network.server import ServerLimits
 from tidelog.broker.network.server_limits import server_limits
@@ -304,6 +305,29 @@ async def test_nobody_can_fill_the_node_with_half_requests(
         each.writer.close()
     await until(lambda: not server.connections)
     assert await answers(await running.connect())
+
+
+async def test_a_client_with_small_requests_is_served_while_large_ones_fill_the_receive_buffers(
+    start_node: StartNode, make_batch: Any
+) -> None:
+    bound_bytes = 2_000_000
+    running = await start_node(**{"queued.max.request.bytes": str(bound_bytes)})
+    quiet = await running.connect()
+    await quiet.create_topic("t")
+    server: Any = running.node._broker_server
+    sizes = (600_000, 300_000, 150_000, 70_000, 20_000)  # in buffers of 1 MiB, 512 KiB, 256 KiB, 128 KiB, 32 KiB
+    strangers = [await running.connect() for _ in sizes]
+    for each, size in zip(strangers, sizes, strict=True):
+        each.writer.write(struct.pack(">i", 900_000) + bytes(size))
+    await until(lambda: bound_bytes - server.receive_bytes < BUFFER_USUAL_BYTES)
+    for _ in range(3):
+        answer = await (await running.connect()).call(produce("t", make_batch(bytes(5_000))), 9, ProduceResponse)
+        assert answer.responses[0].partition_responses[0].error_code == 0
+    assert await answers(quiet)
+    assert len(server.connections) == 9
+    # Only what is small: the next step of a stranger is refused.
+    strangers[-1].writer.write(bytes(50_000))
+    await until(lambda: len(server.connections) == 8)
 
 
 async def test_the_page_of_limits_names_the_constants_as_they_are() -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from tidelog.broker.network.accepting import ListenError, accept_several, begin_listening, stop_accepting
 from tidelog.broker.network.connection import WRITE_HIGH_WATER_BYTES, KafkaConnection
 from tidelog.broker.network.connection_quotas import ConnectionLimits, ConnectionQuotas, Refused
+from tidelog.broker.network.receive_buffers import BUFFER_USUAL_BYTES
 from tidelog.broker.network.repeated_warnings import RepeatedWarnings
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ TRICKLE_BYTES_PER_S = 64
 UNREAD_CHECK_S = 1.0
 # The smallest send buffer of a connection to a follower. With less, both sides wake up for every piece of an answer.
 FOLLOWER_SEND_BYTES = 300_000
+# Of the bound of all receive buffers: so much more only for small buffers, when large requests take all of it.
+SMALL_BUFFERS_SHARE = 1 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +207,10 @@ class Server:
 
     def reserve_buffer(self, extra_bytes: int) -> bool:
         total_bytes = self.receive_bytes + extra_bytes
-        if extra_bytes > 0 and total_bytes > self._limits.receive_bytes_max:
+        bound_bytes = self._limits.receive_bytes_max
+        if extra_bytes < BUFFER_USUAL_BYTES:  # of a new connection, or one with small requests
+            bound_bytes += int(bound_bytes * SMALL_BUFFERS_SHARE)
+        if extra_bytes > 0 and total_bytes > bound_bytes:
             return False
         self.receive_bytes = total_bytes
         return True
