@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 
 import pytest
 
+from tidelog.client import Producer
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.raw_fetch import RawBatches, _chunk
+from tidelog.client.sync.consumer import RawReader
 from tidelog.protocol.batches.record_batch import HEADER_SIZE, write_crc
 from tidelog.protocol.batches.records import encode_batch, iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import PartitionData
+from tidelog.testing.embedded import EmbeddedBroker
 
 T0 = TopicPartition("t", 0)
 
@@ -97,3 +101,18 @@ def test_gaps_of_compaction_are_none():
 def test_a_batch_that_never_comes_whole_says_so():
     with pytest.raises(KafkaError, match="no whole batch in the 40 bytes that came for offset 0"):
         chunk(THREE[0][:40])
+
+
+def test_a_reader_that_receives_less_than_a_chunk_asks_for_less() -> None:
+    """It asked for the same until the read failed after `stall_timeout_ms`."""
+
+    async def send_records(brokers: str) -> None:
+        async with Producer(bootstrap_servers=brokers, batch_size=4000) as producer:
+            await producer.send_many("t", [(b"k", bytes(200))] * 1000)
+
+    with EmbeddedBroker() as broker:
+        brokers = broker.bootstrap_servers
+        asyncio.run(send_records(brokers))
+        with RawReader(bootstrap_servers=brokers, receive_message_max_bytes=40_000, retry_backoff_ms=10) as reader:
+            chunks = list(reader.fetch(T0, 0, 1000, stall_timeout_ms=20_000))
+        assert sum(len(list(iter_records(chunk.data))) for chunk in chunks) == 1000

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.connection import AnswerTooLarge
 from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.network.offsets import ISOLATION
 from tidelog.client.network.outcomes import start_task
@@ -95,8 +96,8 @@ async def fetch_raw(
     """Yield the batches that hold [start_offset, end_offset), in order.
 
     A chunk has about `chunk_bytes`, at least one batch; less after an answer that did not come within
-    the request timeout, as over a slow link. The read follows leader changes. With a `topic_id` (not
-    zeros) it waits while the metadata has another topic of this name. Raises
+    the request timeout, as over a slow link, or was too large to receive. The read follows leader
+    changes. With a `topic_id` (not zeros) it waits while the metadata has another topic of this name. Raises
     KafkaError: OFFSET_OUT_OF_RANGE when the log no longer (or not yet) has the offset, ReplacedOffsets
     when it is another log than the one that was read, REQUEST_TIMED_OUT when no records arrive for
     `stall_timeout_ms`, and errors that are not retriable.
@@ -172,11 +173,11 @@ class _Reader:
             except KafkaError as error:
                 if not error.retriable:
                     raise
-                if error.code is ErrorCode.REQUEST_TIMED_OUT:
-                    # Over a slow link an answer of the same size would never come.
-                    self._chunk_bytes = min(
-                        self._chunk_bytes, max(self._chunk_bytes // _SMALLER_CHUNK, _CHUNK_BYTES_MIN)
-                    )
+                is_too_large = isinstance(error, AnswerTooLarge)
+                if is_too_large or error.code is ErrorCode.REQUEST_TIMED_OUT:
+                    # An answer of the same size would never come, over a slow link for example.
+                    least = 1 if is_too_large else _CHUNK_BYTES_MIN
+                    self._chunk_bytes = min(self._chunk_bytes, max(self._chunk_bytes // _SMALLER_CHUNK, least))
                 reason = str(error)
                 failures += 1
                 self._cluster.request_refresh()
