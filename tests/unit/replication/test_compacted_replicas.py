@@ -428,9 +428,11 @@ def test_a_cleaning_ends_when_the_topic_is_not_compacted_any_more() -> None:
     assert cluster.nodes[1].values() == [b"k=3"]
 
 
-def test_a_follower_of_a_log_that_ends_behind_a_gap_ends_there_too() -> None:
+@pytest.mark.parametrize("is_compacted", [True, False])
+def test_a_follower_of_a_log_that_ends_behind_a_gap_ends_there_too(is_compacted: bool) -> None:
     """Each of its fetches was answered at once, without records: both nodes did nothing else any more, and the follower
-    did not come into the ISR before the next record.
+    did not come into the ISR before the next record. Of a topic that is not compacted any more it waits for that one,
+    because other replicas can say nothing of a gap at the end.
     """
     cluster = compacted()
     cluster.elect(1, (1,))
@@ -442,12 +444,20 @@ def test_a_follower_of_a_log_that_ends_behind_a_gap_ends_there_too() -> None:
     log.append_as_follower(memoryview(encode_batch([record(0, 0, b"k=2")], base_offset=far, leader_epoch=epoch)), 0)
     log.truncate_to(far)
     log.flush()
-    cluster.start(2)
+    if not is_compacted:
+        cluster.configure(cleanup_policy="delete")
+    asked: list[int] = []
+    cluster.start(2).fetchers.on_gap = lambda partition, gap: asked.append(gap.end_offset)
     fetches_before = len(cluster.requests)
     settle(cluster)
     assert len(cluster.requests) - fetches_before < 100
-    assert cluster.placed.isr == (1, 2)
-    assert cluster.nodes[2].marks == (far, far)
+    assert not asked
+    if is_compacted:
+        assert cluster.placed.isr == (1, 2)
+        assert cluster.nodes[2].marks == (far, far)
+    else:
+        assert cluster.nodes[2].log.log_end_offset == 1
     cluster.nodes[1].produce(b"k=3")
     cluster.loop.settle()
-    assert cluster.nodes[2].log.log_end_offset == far + 1
+    assert asked == ([] if is_compacted else [far])
+    assert cluster.nodes[2].log.log_end_offset == (far + 1 if is_compacted else 1)
