@@ -420,6 +420,34 @@ def test_flushed_records_behind_a_gap_that_fits_the_index_alone_survive_a_loss_o
             assert not log.damaged_ranges()
 
 
+def copy_whole(log: PartitionLog, end_offset: int, other: PartitionLog) -> None:
+    """Replace the segments up to the one that ends at `end_offset`."""
+    copy = PrefixCopy(log, next(each for each in log.segments if each.next_offset == end_offset), NOW)
+    while True:
+        wanted = copy.wants_from
+        data = read(other, wanted, 500, other.log_end_offset).regions if wanted >= 0 else []
+        copy.data = b"".join(map(bytes, data))
+        copy.run()
+        if not copy.advance():
+            return
+
+
+def test_a_leader_epoch_that_begins_at_a_gap_stays_known_where_a_copy_of_the_log_ends_behind_the_gap(
+    tmp_path: Path,
+) -> None:
+    """The copy has no batch of it, and it was forgotten. The first batch behind the copy contradicted the epochs."""
+    config = LogConfig(cleanup_policy=COMPACTED)
+    here, other = Logs(tmp_path / "here", config), Logs(tmp_path / "other", config)
+    follow(other.log, 0)
+    for made in (here, other):
+        follow(made.log, 1)
+        made.log.append_as_follower(batch(2, base_offset=FAR, leader_epoch=3), NOW)
+        made.log.set_high_watermark(made.log.log_end_offset)
+    copy_whole(here.log, FAR, other.log)
+    assert list(here.log.leader_epochs) == [(0, 0), (3, 2)]
+    assert offsets_of(records_of(here.log)) == [0, 1, FAR, FAR + 1]
+
+
 def test_a_copy_of_a_log_names_no_gap_that_fits_the_index_alone(tmp_path: Path) -> None:
     config = LogConfig(cleanup_policy=COMPACTED)
     here, other = Logs(tmp_path / "here", config), Logs(tmp_path / "other", config)
@@ -429,13 +457,7 @@ def test_a_copy_of_a_log_names_no_gap_that_fits_the_index_alone(tmp_path: Path) 
             made.log.append_as_follower(batch(3, base_offset=JUST_FITS, leader_epoch=0), NOW)
         follow(made.log, FARTHER)
         made.log.set_high_watermark(made.log.log_end_offset)
-    copy = PrefixCopy(here.log, next(each for each in here.log.segments if each.next_offset == FARTHER), NOW)
-    while True:
-        wanted = copy.wants_from
-        copy.data = b"".join(map(bytes, read(other.log, wanted, 500, FARTHER + 1).regions)) if wanted >= 0 else b""
-        copy.run()
-        if not copy.advance():
-            break
+    copy_whole(here.log, FARTHER, other.log)
     for _ in range(2):
         early = [each for each in here.log.segments if each.may_end_early]
         assert all(is_beyond_index(each.base_offset, each.next_offset) for each in early)

@@ -66,6 +66,8 @@ class PrefixCopy(Compaction):
         self._epoch_max = max(behind, log.leader_epochs.epoch_for_offset(end_offset))
         """The leader epoch behind what is copied next."""
         self._epochs: list[EpochBatches] = []
+        self._copied_to = -1
+        """The end of the last copied batch. Behind it an epoch may begin in a gap, with its batches behind the copy."""
         self._has_transactions = False
         self._producers = ProducerState()
         self._producers.load((), log.log_start_offset)
@@ -132,7 +134,7 @@ class PrefixCopy(Compaction):
             return
         self._epochs = []
         start = max(epochs[0].earliest, self.log.log_start_offset)
-        if known.correct_by(epochs, start, self.chosen.end_offset, is_cleaned=True):
+        if known.correct_by(epochs, start, self._copied_to, is_cleaned=True):
             logger.warning("%s: taking the leader epochs of another replica's copy", self.log.directory)
             self.log.durability.file_epochs(known)
 
@@ -236,6 +238,7 @@ class PrefixCopy(Compaction):
                 parts.append(filler(end_offset - 1, epoch))
                 written_end = end_offset
             written = self._write(new[-1], parts, written)
+        self._copied_to = max(self._copied_to, written_end)
         self._seal(new[-1], end_offset, written, written_end)
         new[-1].release()
         self._copied.append((old, new))
