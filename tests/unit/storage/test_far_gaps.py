@@ -448,6 +448,31 @@ def test_a_leader_epoch_that_begins_at_a_gap_stays_known_where_a_copy_of_the_log
     assert offsets_of(records_of(here.log)) == [0, 1, FAR, FAR + 1]
 
 
+@pytest.mark.parametrize("files", ["on the device", "lost", "from before the gap"])
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_a_leader_epoch_that_begins_at_a_gap_begins_there_after_a_kill(
+    logs: MakeLogs, is_flushed: bool, files: str
+) -> None:
+    """It began behind the gap: a follower with records of another history in the gap was to keep them."""
+    made = logs(cleanup_policy=COMPACTED)
+    follow(made.log, 0, 1)
+    made.log.flush()
+    path = made.folder / "leader-epoch-checkpoint"
+    before = path.read_bytes()
+    made.log.append_as_follower(batch(2, base_offset=FAR, leader_epoch=3), NOW)
+    made.log.flush()
+    if is_flushed:
+        made.directory.write_checkpoints()
+    made.kill()
+    if files == "lost":
+        path.unlink()
+    elif files == "from before the gap":
+        path.write_bytes(before)
+    log = made.open(machine_ran_on=True)
+    assert list(log.leader_epochs) == [(0, 0), (3, 2)]
+    assert log.end_offset_for_epoch(0) == (0, 2)
+
+
 def test_a_copy_of_a_log_names_no_gap_that_fits_the_index_alone(tmp_path: Path) -> None:
     config = LogConfig(cleanup_policy=COMPACTED)
     here, other = Logs(tmp_path / "here", config), Logs(tmp_path / "other", config)

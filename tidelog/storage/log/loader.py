@@ -634,14 +634,15 @@ class _Loader:
 
     def _rebuild_epochs(self, segments: list[Segment], log_start_offset: int) -> None:
         self.epochs.clear()
-        for segment in segments:
+        for index, segment in enumerate(segments):
+            end_before = _end_before(segments, index)
             try:
-                self._note_epochs(segment)
+                self._note_epochs(segment, end_before)
             except CorruptIndex as error:
                 logger.warning("examining %s: %s", segment.path, error)
                 examine_now(segment)
                 take_over_findings(segment)
-                self._note_epochs(segment)
+                self._note_epochs(segment, end_before)
         entries = list(self.epochs)
         is_hidden = any(each.holds(log_start_offset) for segment in segments for each in segment.damage)
         if entries and entries[0][1] > log_start_offset and not is_hidden:
@@ -651,14 +652,15 @@ class _Loader:
             for number, (epoch, start_offset) in enumerate(entries):
                 self.epochs.assign(epoch, start_offset if number else log_start_offset)
 
-    def _note_epochs(self, segment: Segment) -> None:
+    def _note_epochs(self, segment: Segment, end_before: int) -> None:
         """Raises CorruptIndex for a base offset that does not follow: epochs that begin before it would be lost."""
         expected, is_judged = segment.base_offset, not (segment.may_have_gaps or segment.damage)
         for position, header in headers(segment):
             if is_judged and header.base_offset != expected:
                 raise CorruptIndex(segment.path, f"base offset {header.base_offset} at {position}, not {expected}")
             if header.partition_leader_epoch > self.epochs.latest:
-                self.epochs.assign(header.partition_leader_epoch, header.base_offset if segment.damage else expected)
+                start_offset = header.base_offset if segment.damage else end_before if not position else expected
+                self.epochs.assign(header.partition_leader_epoch, start_offset)
             expected = header.next_offset  # where an epoch begins whose first batches were removed
 
     # Scanning
@@ -679,7 +681,7 @@ class _Loader:
                     self._take_snapshot()
             is_behind_damage = any(each.damage for each in segments[:index])
             self.transactions.begin_segment(self._filed_rows(segments, index), is_behind_damage=is_behind_damage)
-            tail = self._scan(segment, later)
+            tail = self._scan(segment, later, _end_before(segments, index))
             if tail is not None:
                 segments = segments[: index + 1]
                 self._end_in_damage(segments, tail, is_scanned=True)
@@ -705,14 +707,17 @@ class _Loader:
                 segment.forget_indexes()
         return segments, next_offset
 
-    def _scan(self, segment: Segment, later: list[Segment]) -> DamagedRange | None:
-        """Scan one segment. If the log ends in it and bytes or records are missing or left after that, their range."""
+    def _scan(self, segment: Segment, later: list[Segment], end_before: int) -> DamagedRange | None:
+        """Scan one segment. If the log ends in it and bytes or records are missing or left after that, their range.
+
+        `end_before`: as in `_end_before`.
+        """
         end_offset = later[0].base_offset if later else UNKNOWN_END
         following = next((each for each in later if each.size_bytes), None)  # an empty one may hold a gap
         behind = (-1, -1) if following is None else (following.epoch_at(0), following.base_offset)
         rest = scan_segment(
             segment, self.producers, self.epochs, self.transactions, end_offset, self._is_torn, behind,
-            self.filed_epochs,
+            self.filed_epochs, end_before,
         )  # fmt: skip
         next_offset, size = segment.next_offset, segment.size_bytes
         if rest is None:
@@ -743,6 +748,13 @@ class _Loader:
         checkpoints = self.checkpoints
         is_above = damage.first_offset >= checkpoints.recovery_point
         return self._explains_loss and not checkpoints.is_synced and is_above
+
+
+def _end_before(segments: list[Segment], index: int) -> int:
+    """Where the batches before a segment end: before the empty segments that hold a gap. An epoch begins there."""
+    while index and not segments[index - 1].size_bytes and segments[index - 1].may_end_early:
+        index -= 1
+    return segments[index].base_offset
 
 
 def _is_reached(segment: Segment) -> bool:

@@ -218,13 +218,14 @@ def scan_segment(
     is_torn: Callable[[DamagedRange], bool],
     behind: tuple[int, int] = (-1, -1),
     filed_epochs: Sequence[tuple[int, int]] = (),
+    end_before: int = -1,
 ) -> DamagedRange | None:
     """Check and index every batch of a segment. If the log ends in it, return the rest of the file after that.
 
     `producers` must be at the segment's base offset and is advanced to its end. `end_offset`: the offset after its last
     record, UNKNOWN_END for the last segment. Damage that is not a torn tail by `is_torn` is recorded, and the scan
     continues after it. `behind`: the leader epoch and the offset of the next batch, in a later segment. For damaged
-    batches the epochs come from `filed_epochs` (epoch, start offset).
+    batches the epochs come from `filed_epochs` (epoch, start offset). `end_before`: where a gap before it begins.
     """
     hidden_epochs: list[tuple[int, int]] = []
     epoch_max, offset_behind = behind
@@ -263,7 +264,8 @@ def scan_segment(
                 epochs.assign(epoch, start_offset)
         hidden_epochs.clear()  # the file is from before a truncation where it has a higher epoch before this batch
         if leader_epoch > epochs.latest:
-            epochs.assign(leader_epoch, _start_of_epoch(leader_epoch, segment.next_offset, header, filed_epochs))
+            earliest = segment.next_offset if position or end_before < 0 else end_before
+            epochs.assign(leader_epoch, _start_of_epoch(leader_epoch, earliest, header, filed_epochs))
         completed = producers.replay(header, marker)
         if completed is not None and completed.is_abort:
             transactions.note(completed, segment.transaction_index)
