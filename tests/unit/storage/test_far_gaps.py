@@ -448,6 +448,22 @@ def test_a_leader_epoch_that_begins_at_a_gap_stays_known_where_a_copy_of_the_log
     assert offsets_of(records_of(here.log)) == [0, 1, FAR, FAR + 1]
 
 
+def test_a_leader_epoch_that_begins_at_a_gap_inside_of_a_copy_begins_there(tmp_path: Path) -> None:
+    """It began behind the gap, as after a kill."""
+    config = LogConfig(cleanup_policy=COMPACTED)
+    here, other = Logs(tmp_path / "here", config), Logs(tmp_path / "other", config)
+    for made in (here, other):
+        for epoch, offset in enumerate([0, 1, FAR, FARTHER]):
+            if made is other or offset != 1:
+                data = batch(1, base_offset=offset, leader_epoch=epoch)
+                made.log.append_as_follower(data, NOW)
+        made.log.set_high_watermark(made.log.log_end_offset)
+    assert list(here.log.leader_epochs) == [(0, 0), (2, 1), (3, FAR + 1)]
+    copy_whole(here.log, FARTHER, other.log)
+    assert list(here.log.leader_epochs) == list(other.log.leader_epochs) == [(0, 0), (1, 1), (2, 2), (3, FAR + 1)]
+    assert offsets_of(records_of(here.log)) == [0, 1, FAR, FARTHER]
+
+
 @pytest.mark.parametrize("files", ["on the device", "lost", "from before the gap"])
 @pytest.mark.parametrize("is_flushed", [False, True])
 def test_a_leader_epoch_that_begins_at_a_gap_begins_there_after_a_kill(

@@ -242,6 +242,9 @@ class PrefixCopy(Compaction):
         self._seal(new[-1], end_offset, written, written_end)
         new[-1].release()
         self._copied.append((old, new))
+        if self._epochs:  # the epoch that begins behind these segments may begin in a gap at their end
+            behind = self._epochs[0]
+            self._epochs[0] = behind._replace(earliest=min(behind.earliest, written_end))
         self._epochs[:0] = epochs
         self._epoch_max = epochs[0].epoch if epochs else self._epoch_max
 
