@@ -13,7 +13,7 @@ import pytest
 
 from tests.patience import until
 from tests.unit.storage.batches import batch
-from tidelog.broker.replicas.repairs import Repairs
+from tidelog.broker.replicas.repairs import REPAIR_REPLICA_ID, Repairs
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
@@ -62,6 +62,8 @@ class Replica:
 
     async def exchange(self, endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = "") -> Any:
         answer = self.answers[endpoint.port]
+        if isinstance(answer, dict):  # by whether uncommitted records are asked for
+            answer = answer[request.replica_id == REPAIR_REPLICA_ID]
         self.asked.append(endpoint.port)
         if answer is DEAD:
             raise PeerUnreachable("nobody listens")
@@ -131,3 +133,17 @@ async def test_what_the_leader_lacks_is_not_taken_when_a_replica_that_has_it_say
 @pytest.mark.parametrize("in_sync", [(1,), (1, 2)])
 async def test_a_leader_that_does_not_answer_explains_nothing(in_sync: tuple[int, ...]) -> None:
     assert not await Replica({2: DEAD, 3: SHORT}, in_sync).explains()
+
+
+@pytest.mark.parametrize(
+    ("uncommitted", "explains"),
+    [(NOTHING, True), (LACKS, True), (HAS, False), (SHORT, False), (DEAD, False)],
+    ids=["nothing", "lacks", "has", "short", "dead"],
+)
+async def test_what_a_leader_lacks_before_the_end_of_its_log_is_taken_for_compacted(
+    uncommitted: Any, explains: bool
+) -> None:
+    """Its log ends behind the gap, or has only uncommitted records there, which wait for this follower: it was never
+    explained, and where the followers that are left are too few, nothing could be written any more.
+    """
+    assert await Replica({2: {False: NOTHING, True: uncommitted}}, in_sync=(2,)).explains() == explains

@@ -547,6 +547,9 @@ class Repairs:
         for source in self.others(partition):
             try:
                 data = await self.fetch(partition, source, first_offset, up_to_log_end=False)
+                if not data and await self._leads_behind(partition, source, first_offset, end_offset):
+                    batches.append((source, end_offset, data))
+                    continue
                 if not data:
                     raise PeerUnreachable("it has not come that far yet")
             except (KafkaError, PeerUnreachable) as error:
@@ -564,6 +567,16 @@ class Repairs:
                 )  # fmt: skip
                 return None
         return min(batches, key=lambda each: each[1], default=None)
+
+    async def _leads_behind(self, partition: Partition, source: int, first_offset: int, end_offset: int) -> bool:
+        """Whether the leader has no records from `first_offset` to `end_offset`, also not uncommitted ones. Its log may
+        end behind the gap: nothing there is committed while its followers wait before the gap.
+        """
+        assignment = self.assignment_of(partition)
+        if assignment is None or assignment.leader != source:
+            return False
+        data = await self.fetch(partition, source, first_offset, up_to_log_end=True)
+        return not data or int.from_bytes(data[:8], "big") >= end_offset
 
     # ----------------------------------------------------------------------------------------------------- other nodes
 
