@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, QuickDisk, marker
+from tests.unit.storage.batches import NOW, Logs, QuickDisk, marker, read
 from tests.unit.storage.cleaning import begin, clean, contents
 from tests.unit.storage.test_compaction import CONFIG, keyed
 from tests.unit.storage.test_damage import copy_of, repair_range
@@ -24,8 +24,8 @@ from tidelog.storage.log.hidden_transactions import stable_bound
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.prefix_copy import PrefixCopy
 from tidelog.storage.log.repair import NoSpace, OtherCleaning
-from tidelog.storage.segments.damage import DamagedRecords
-from tidelog.storage.segments.reader import ColdRead
+from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
+from tidelog.storage.segments.reader import ColdRead, headers
 
 GONE = replace(CONFIG, delete_retention_ms=0, verifies_transactions=False)
 Appends = Callable[[Logs], None]
@@ -127,6 +127,23 @@ def test_a_deleted_key_does_not_come_back(tmp_path: Path, append: Appends, place
     clean(log)
     assert {(key, value) for _, key, value in contents(log)} == expected
     assert lagging.files("*.cleaned") == lagging.files("*.swap") == []
+
+
+@pytest.mark.parametrize("is_whole_segment", [False, True])
+def test_a_read_before_damage_of_a_cleaned_log_says_so(tmp_path: Path, is_whole_segment: bool) -> None:
+    """The answer was empty, again and again: the cleaner had removed all between the offset and the damage."""
+    made = Logs(tmp_path, GONE)
+    made.append(keyed(("a", "1")), keyed(("b", "1")), *([] if is_whole_segment else [keyed(("c", "1"))]))
+    made.log.roll(NOW)
+    made.append(keyed(("a", "2")))
+    made.log.roll(NOW)
+    clean(made.log)
+    segment = made.log.segments.first
+    _, header = next(headers(segment))
+    assert header.base_offset == 1
+    segment.set_damage((DamagedRange(0, header.size_bytes, 1, 2, "its leader epoch is another one"),))
+    with pytest.raises(DamagedRecords):
+        read(made.log, 0, 1000, made.log.log_end_offset)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

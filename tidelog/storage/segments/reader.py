@@ -131,7 +131,7 @@ def read(
     """Batches from the one that holds `offset` (or the next) to `upper_offset`, at most `max_bytes`.
 
     With `min_one_batch` the first batch is returned even if it is larger. The result ends before damage. Raises
-    ColdRead, CorruptIndex, and DamagedRecords if `offset` is damaged.
+    ColdRead, CorruptIndex, and DamagedRecords if `offset` is damaged, or if no batch is left between it and damage.
     """
     damage = None
     if segment.damage:
@@ -153,6 +153,8 @@ def read(
         end, next_offset = _whole_batches(segment, start, end, max_bytes, min_one_batch)
     length = end - start
     if length <= 0:
+        if damage is not None:  # a cleaner has removed all before it: the answer would be empty for ever
+            raise DamagedRecords(segment.path, damage)
         return ReadResult([], 0, offset)
     region = _bytes(segment, start, length)
     is_trusted = segment.is_trusted(start, end)
