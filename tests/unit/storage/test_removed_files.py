@@ -194,3 +194,17 @@ def test_a_note_of_gaps_that_is_damaged_while_the_log_is_open_is_written_again(
     scrub(log)
     assert not log.damaged_ranges()
     assert offsets_of(records_of(log)) == expected
+
+
+def test_an_index_that_is_removed_while_it_is_read_is_made_anew(logs: MakeLogs) -> None:
+    """The read raised an error of the device, which took the log directory offline."""
+    made = logs(index_interval_bytes=0)
+    for number in range(20):
+        made.append(batch(timestamp=NOW + number))
+    made.log.roll(NOW)
+    log = made.close_and_open()
+    assert read(log, 10, 100, log.log_end_offset).regions
+    (made.folder / made.files("*.index")[0]).unlink()
+    log.segments.first.hints.clear()
+    assert read(log, 15, 100, log.log_end_offset).regions
+    assert log.damaged_ranges() == []

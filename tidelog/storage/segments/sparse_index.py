@@ -167,11 +167,18 @@ class SparseIndex:
                 raise CorruptIndex(self.path, f"is shorter than its {self._rows_in_file} rows") from error
             finally:
                 file.close()
-        elif self._disk.size_of(self.path) < size:  # access to the map past the end of the file would kill the process
+        elif self._size_of_file() < size:  # access to the map past the end of the file would kill the process
             self.release()
             raise CorruptIndex(self.path, f"is shorter than its {self._rows_in_file} rows")
         assert self._map is not None
         return self._map.view
+
+    def _size_of_file(self) -> int:
+        """0 where it was removed in use: the rows are written anew."""
+        try:
+            return self._disk.size_of(self.path)
+        except FileNotFoundError:
+            return 0
 
     def rows(self) -> list[Row]:
         """Every row, for tests, tools and checks."""
