@@ -169,6 +169,25 @@ async def test_what_follows_after_a_log_has_ceased_to_be_compacted_is_repaired_a
     assert list(cluster.here.log.segments) == segments
 
 
+async def test_the_others_need_not_have_what_is_deleted_of_a_range(tmp_path: Path) -> None:
+    """They could not be asked for its first offset, and had no batch with the log start: it was lost for good."""
+    cluster = Cluster(tmp_path)
+    here, cleaned = Logs(tmp_path / "here", GONE), Logs(tmp_path / "there", GONE)
+    for made in (here, cleaned):
+        made.append(keyed(("a", "1"), ("a", "2"), ("a", "3")), keyed(("b", "1")))
+        made.log.roll(NOW)
+        made.append(keyed(("a", "4")))
+        made.log.roll(NOW)
+    clean(cleaned.log)
+    for made in (here, cleaned):
+        made.log.delete_records(1)
+    cluster.use(here, cleaned)
+    damage(here, 0)
+    for _ in range(3):
+        await cluster.repair()
+    assert (cluster.table(), here.log.damaged_ranges(), cluster.refused) == ({(b"a", b"4"), (b"b", b"1")}, [], [])
+
+
 @pytest.mark.parametrize("when", [1, 2])
 async def test_a_replica_that_goes_meanwhile_is_asked_again(tmp_path: Path, when: int) -> None:
     cluster = Cluster(tmp_path)

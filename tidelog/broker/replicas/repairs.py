@@ -338,6 +338,8 @@ class Repairs:
                 await self._finish(partition, repair, name)
             except NoRoom as refused:
                 self._roll(partition, refused)
+        elif lacking and self._forget_deleted(log, segment, damage):
+            pass  # the next attempt asks for what is left of the range
         elif self._damaged_leaders.may_resign(partition, damage):
             await self._damaged_leaders.resign(partition, damage)  # loses no committed record
         elif gap_is_shared and self.others(partition) and everyone_lacks_it:
@@ -347,6 +349,18 @@ class Repairs:
             self.counters.ranges_lost += 1
             logger.error("%s: no replica has a whole copy of the damaged records: %s", name, describe(damage))
             log.accept_loss(damage)
+
+    @staticmethod
+    def _forget_deleted(log: PartitionLog, segment: Segment, damage: DamagedRange) -> bool:
+        """Whether the range begins with deleted records, which no longer count. The other replicas cannot be asked for
+        them, and their cleaners may have removed the batch that holds the log start.
+        """
+        start = log.log_start_offset
+        if not damage.first_offset < start < damage.end_offset:
+            return False
+        left = damage._replace(first_offset=start)
+        segment.set_damage(tuple(left if each == damage else each for each in segment.damage))
+        return True
 
     def _accept_gap(self, partition: Partition, segment: Segment, damage: DamagedRange) -> None:
         """Every other replica lacks the first offsets of the range, too. Whole batches may be among its bytes, with
