@@ -151,6 +151,22 @@ async def test_a_copy_that_was_not_whole_in_the_end_is_tried_again(tmp_path: Pat
     assert (cluster.table(), cluster.here.log.damaged_ranges()) == (WITHOUT_A, [])
 
 
+async def test_a_log_that_was_cut_while_its_gaps_were_looked_for_is_replaced_up_to_its_end(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    damage(cluster.here, 1)
+    find_gaps = cluster.repairs.find_gaps
+
+    async def find_before_the_cut(log: Any, repair: Any) -> int:
+        await find_gaps(log, repair)
+        return int(log.log_end_offset) + 10
+
+    cluster.repairs.find_gaps = find_before_the_cut  # type: ignore[method-assign]
+    cluster.here.log.roll(NOW)
+    assert not cluster.here.log.segments.active.size_bytes
+    assert await cluster.repair()
+    assert (cluster.table(), cluster.here.log.damaged_ranges(), cluster.refused) == (WITHOUT_A, [], [])
+
+
 def over_two_epochs(path: Path) -> Logs:
     """Leader epoch 1 begins behind the tombstone of k."""
     made = Logs(path, GONE)

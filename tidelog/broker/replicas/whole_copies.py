@@ -160,6 +160,7 @@ class WholeCopies:
         lacks_below = await self._replicas.find_gaps(log, repair)
         if repair.is_obsolete:
             return False
+        lacks_below = min(lacks_below, log.log_end_offset)  # the log may have been cut during the scan
         last = log.segments.from_offset(max(lacks_below - 1, repair.segment.base_offset))[0]
         if last is log.segments.active:
             require_space(log.disk, last, 0)  # for its indexes
