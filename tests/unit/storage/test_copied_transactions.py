@@ -149,6 +149,62 @@ def test_no_byte_is_copied_where_there_is_no_space_to_say_so(tmp_path: Path, mon
     assert 0 not in committed(made.log)
 
 
+def test_the_device_knows_before_the_first_byte_that_the_indexes_are_not_to_be_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a sync a loss of power may keep the copied bytes, and the checksums from before."""
+    made, other = replicas(tmp_path)
+    work = begin_repair(made)
+    write, rename, sync = QuickDisk.write_file, QuickDisk.rename, QuickDisk.sync_directory
+    put = RangeRepair._put
+    done: list[str] = []
+
+    def note_write(disk: QuickDisk, path: str, data: Buffer, *, sync: bool) -> None:
+        if TRANSACTION_SUMS_FILE in path:
+            done.append("is synced" if sync else "is not synced")
+        write(disk, path, data, sync=sync)
+
+    def note_rename(disk: QuickDisk, source: str, target: str) -> None:
+        done.append("is in place")
+        rename(disk, source, target)
+
+    def note_directory(disk: QuickDisk, path: str) -> None:
+        done.append("has its name")
+        sync(disk, path)
+
+    def note_put(repair: RangeRepair, batch: memoryview) -> None:
+        done.append("a byte is copied")
+        put(repair, batch)
+
+    monkeypatch.setattr(QuickDisk, "write_file", note_write)
+    monkeypatch.setattr(QuickDisk, "rename", note_rename)
+    monkeypatch.setattr(QuickDisk, "sync_directory", note_directory)
+    monkeypatch.setattr(RangeRepair, "_put", note_put)
+    work.accept(memoryview(copy_of(other)[0]))
+    assert done == ["is synced", "is in place", "has its name", "a byte is copied"]
+
+
+def test_the_repair_of_another_range_says_nothing_for_the_indexes_behind_a_copy_that_was_left(tmp_path: Path) -> None:
+    made, other = replicas(tmp_path)
+    log = made.log
+    damage(made, 0)
+    damage(made, 0, segment=1)
+    (first, first_damage), (second, second_damage) = log.damaged_ranges()
+    work = log.repair_of(first, first_damage)
+    work.lacks_below, work.knows_gaps = 0, True
+    while not work.is_complete:
+        work.accept(memoryview(copy_of(other)[work.next_offset]))
+    repair_range(log, second, second_damage, copy_of(other), lacks_below=0)
+    assert [damaged for _, damaged in log.damaged_ranges()] == [first_damage]
+    made.append(large("u"))
+    log.roll(NOW)
+    log.flush()
+    made.kill()
+    log = made.open(machine_ran_on=True)
+    assert log.damaged_ranges() == []
+    assert 0 not in committed(log)
+
+
 def test_they_stay_aborted_where_the_topic_is_not_compacted_any_more(tmp_path: Path) -> None:
     """No cleaner was in the segment with the abort, but the one before had lost the records of the transaction."""
     made, other = replicas(tmp_path)

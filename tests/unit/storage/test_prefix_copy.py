@@ -16,7 +16,12 @@ from tests.unit.storage.test_compaction import CONFIG, keyed
 from tests.unit.storage.test_damage import copy_of, repair_range
 from tests.unit.storage.test_stray_cleanings import Killed, Mortal
 from tidelog.protocol.batches.record_batch import iter_headers
-from tidelog.storage.files.checkpoints import CLEANER_OFFSET_FILE, OffsetCheckpoints
+from tidelog.storage.files.checkpoints import (
+    CLEANER_OFFSET_FILE,
+    LEADER_EPOCH_FILE,
+    OffsetCheckpoints,
+    decode_leader_epochs,
+)
 from tidelog.storage.files.disk import DirectoryEntry
 from tidelog.storage.log import swap
 from tidelog.storage.log.compaction import CleaningFailed, Compaction
@@ -279,6 +284,36 @@ def test_the_other_copy_may_be_less_clean(tmp_path: Path) -> None:
         log.set_high_watermark(log.log_end_offset)
         clean(log)
     assert {(key, value) for _, key, value in contents(log) if key in (b"a", b"b", b"x")} == {(b"b", b"1")}
+
+
+def test_the_leader_epochs_of_a_copy_are_filed_at_once(tmp_path: Path) -> None:
+    """After a kill the file from before says that whole batches are damaged."""
+
+    def append(made: Logs) -> None:
+        made.append(keyed(("k", "1"), ("c", "1")), keyed(("x", "1")), keyed(("k", None)))
+        made.log.assign_epoch(1)
+        made.append(keyed(("x", "2")), keyed(("e", "1")), epoch=1)
+        made.log.roll(NOW)
+
+    leader, other, here = (Logs(tmp_path / name, GONE) for name in ("leader", "other", "here"))
+    for made in (leader, other):
+        append(made)
+        for _ in range(3):
+            made.append(keyed(("z", "1")), epoch=1)
+            made.log.roll(NOW)
+    for _ in range(3):
+        clean(leader.log)
+    for _, batch in sorted(copy_of(leader).items()):
+        here.log.append_as_follower(memoryview(bytearray(batch)), NOW)
+        here.log.roll(NOW)
+    here.log.set_high_watermark(here.log.log_end_offset)
+    here.log.flush()
+    here.directory.write_checkpoints()
+    before = [*here.log.leader_epochs]
+    damage(here, 0)
+    copy_prefix(here.log, other.log, 2)
+    filed = decode_leader_epochs((here.folder / LEADER_EPOCH_FILE).read_bytes())
+    assert [*filed] == [*here.log.leader_epochs] == [*other.log.leader_epochs] != before
 
 
 def aborted_in(log: PartitionLog) -> list[tuple[int, int, int]]:
