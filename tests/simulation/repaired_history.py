@@ -327,7 +327,8 @@ class RepairedHistory:
                     self.open_now.add(batch.producer_id)
         for producer_id in self.sequences:
             found = last.get(producer_id)
-            self.sequences[producer_id] = 0 if found is None else found.base_sequence + len(found.records)
+            is_known = found is not None and found.producer_epoch == self.producer_epochs[producer_id]
+            self.sequences[producer_id] = found.base_sequence + len(found.records) if found and is_known else 0
         self.forget_decisions()
 
     def forget_decisions(self) -> None:
@@ -411,12 +412,21 @@ class RepairedHistory:
             if error.code is ErrorCode.KAFKA_STORAGE_ERROR and leader is self.victim:
                 self.uses["refused"] += 1
                 return False
+            if error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self.is_deleted(batch.producer_id):
+                self.producer_epochs[batch.producer_id] += 1
+                self.sequences[batch.producer_id] = 0
+                return False
             raise Broken(f"ProducersAreRemembered: replica {leader.id}, {batch.producer_id}: {error}") from error
         if info.duplicate or info.first_offset != batch.base_offset:
             raise Broken(f"ProducersAreRemembered: replica {leader.id}, {batch.producer_id}: {info}")
         self.model.batches.append(batch)
         self.now_ms += self.rng.randint(0, 20)
         return True
+
+    def is_deleted(self, producer_id: int) -> bool:
+        """Whether all batches of the producer are, and no transaction is open: a start may know its last marker only."""
+        own = [each.last_offset for each in self.model.batches if each.producer_id == producer_id and each.ends is None]
+        return producer_id not in self.open_now and max(own, default=-1) < self.deleted_to
 
     def require_known_repeats(self, replica: Replica) -> None:
         """The last batch of each producer is known for what it is when it is sent again to a new leader."""

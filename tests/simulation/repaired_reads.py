@@ -138,8 +138,8 @@ def records_in(data: bytes, from_offset: int, aborted: list[tuple[int, int]]) ->
 def require_whole_segments(log: PartitionLog) -> None:
     """The batches are of the leader epochs that the log has, and no damage is between them."""
     for number, segment in enumerate(log.segments):
-        if segment.damage:
-            continue  # of records that are deleted: others have been
+        if segment.damage or segment.base_offset < log.log_start_offset:
+            continue  # records that are deleted may be damaged
         offset = segment.base_offset
         for _, header in headers(segment):
             if header.base_offset < offset:
