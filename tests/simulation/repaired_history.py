@@ -34,6 +34,7 @@ from tidelog.protocol.batches.records import (
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
+from tidelog.storage.files.checkpoints import CLEANER_OFFSET_FILE
 from tidelog.storage.log.compaction import CleaningFailed, find_cleanable
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRecords
@@ -51,7 +52,7 @@ LOG_WAYS: dict[str, int] = {
 }  # fmt: skip
 FILES: dict[str, int] = {
     ".log": 20, ".index": 2, ".timeindex": 1, ".txnindex": 3, ".snapshot": 2, "leader-epoch-checkpoint": 2,
-    "transaction-index-checksums": 1, "cleaner-offset-checkpoint": 2,
+    "transaction-index-checksums": 1, CLEANER_OFFSET_FILE: 2,
 }  # fmt: skip
 FILE_WAYS = ("flip", "zero", "cut", "garbage", "empty", "remove")
 
@@ -93,7 +94,8 @@ class RepairedHistory:
         self.victim: Replica | None = None
         self.producer_epochs = dict.fromkeys((*PLAIN, *TRANSACTIONAL), 0)
         self.sequences = dict.fromkeys((*PLAIN, *TRANSACTIONAL), 0)
-        self.has_lost_checkpoint = False
+        self.has_lost_checkpoint = self.has_lost_batches = False
+        """Whether the victim has lost the cleaner's checkpoint since all was whole, or the end of a closed segment."""
         self.decided: dict[int, bool] = {}
         """How the coordinator has decided that a producer's transaction ends, until the marker is committed."""
         self.uncleanable: set[Replica] = set()
@@ -424,7 +426,7 @@ class RepairedHistory:
         return True
 
     def is_deleted(self, producer_id: int) -> bool:
-        """Whether all batches of the producer are, and no transaction is open: a start may know its last marker only."""
+        """Whether all batches of the producer are. A start may know its last marker alone, and no sequence then."""
         own = [each.last_offset for each in self.model.batches if each.producer_id == producer_id and each.ends is None]
         return producer_id not in self.open_now and max(own, default=-1) < self.deleted_to
 
@@ -624,7 +626,7 @@ class RepairedHistory:
         rng, disk = self.rng, victim.disk
         was_off, disk._is_off = disk._is_off, False
         suffix = rng.choices(list(FILES), list(FILES.values()))[0]
-        folder = disk._directory(PATH if suffix == "cleaner-offset-checkpoint" else FOLDER)
+        folder = disk._directory(PATH if suffix == CLEANER_OFFSET_FILE else FOLDER)
         disk._is_off = was_off
         names = sorted(name for name in folder.entries if name.endswith(suffix))
         if not names:
@@ -633,6 +635,10 @@ class RepairedHistory:
         way = rng.choices(list(LOG_WAYS), list(LOG_WAYS.values()))[0] if is_log else rng.choice(FILE_WAYS)
         if is_log and way in ("remove", "cut_tail") and name == names[-1]:
             way = "payload_bit"
+        takes_batches = way in ("remove", "cut_tail") and is_log
+        if takes_batches if self.has_lost_checkpoint else (self.has_lost_batches and suffix == CLEANER_OFFSET_FILE):
+            return  # together they look like a log that another broker has cleaned
+        self.has_lost_batches = self.has_lost_batches or takes_batches
         injury = Injury("sealed" if is_log and way != "remove" else "other", way, 0, rng.random(), rng.random())
         inode: Any = folder.entries[name]
         try:
@@ -641,7 +647,7 @@ class RepairedHistory:
             return  # a batch without records has no bits of them
         self.steps.append(f"DAMAGE to {name} of replica {victim.id}: {what}")
         self.uses[f"{way} of {suffix}"] += 1
-        self.has_lost_checkpoint = self.has_lost_checkpoint or suffix == "cleaner-offset-checkpoint"
+        self.has_lost_checkpoint = self.has_lost_checkpoint or suffix == CLEANER_OFFSET_FILE
         put(folder, name, inode, data)
 
     def heal(self) -> None:
@@ -668,9 +674,10 @@ class RepairedHistory:
         if victim is not None:
             self.uses["repaired"] += victim.repairs.counters.ranges_repaired
             victim.directory.write_checkpoints()
-        self.victim, self.has_lost_checkpoint = None, False
+        self.victim, self.has_lost_checkpoint, self.has_lost_batches = None, False, False
         self.check_all("after the repairs")
         if victim is not None and self.rng.random() < 0.3:
+            victim.disk.sync_everything()  # what a killed process has copied is on the device after half a minute
             self.end_process(victim, loses_power=self.rng.random() < 0.5)
         if victim is not None:
             self.uses["healed"] += 1

@@ -102,7 +102,7 @@ class Readers:
 
 
 def require_deleted(key: bytes, deleted_at: int, shown: Mapping[int, Kept], where: str) -> None:
-    back = [at for at, each in shown.items() if each.key == key]
+    back = [at for at, each in shown.items() if each.key == key and each.value is not None]
     if back:
         raise Broken(f"DeletedKeysStayDeleted: {where}: {key!r}, deleted at {deleted_at}, is back from {back}")
 
