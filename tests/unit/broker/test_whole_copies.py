@@ -160,7 +160,7 @@ async def test_a_log_that_was_cut_while_its_gaps_were_looked_for_is_replaced_up_
         await find_gaps(log, repair)
         return int(log.log_end_offset) + 10
 
-    cluster.repairs.find_gaps = find_before_the_cut  # type: ignore[method-assign]
+    cluster.repairs.find_gaps = find_before_the_cut
     cluster.here.log.roll(NOW)
     assert not cluster.here.log.segments.active.size_bytes
     assert await cluster.repair()
