@@ -34,7 +34,7 @@ from tidelog.protocol.batches.records import (
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
-from tidelog.storage.files.checkpoints import CLEANER_OFFSET_FILE
+from tidelog.storage.files.checkpoints import CLEANER_OFFSET_FILE, LEADER_EPOCH_FILE
 from tidelog.storage.log.compaction import CleaningFailed, find_cleanable
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRecords
@@ -51,7 +51,7 @@ LOG_WAYS: dict[str, int] = {
     "remove": 4, "cut_tail": 2,
 }  # fmt: skip
 FILES: dict[str, int] = {
-    ".log": 20, ".index": 2, ".timeindex": 1, ".txnindex": 3, ".snapshot": 2, "leader-epoch-checkpoint": 2,
+    ".log": 20, ".index": 2, ".timeindex": 1, ".txnindex": 3, ".snapshot": 2, LEADER_EPOCH_FILE: 3,
     "transaction-index-checksums": 1, CLEANER_OFFSET_FILE: 2,
 }  # fmt: skip
 FILE_WAYS = ("flip", "zero", "cut", "garbage", "empty", "remove")
@@ -645,6 +645,9 @@ class RepairedHistory:
             data, what = damaged(injury, bytes(inode.data))
         except ValueError:
             return  # a batch without records has no bits of them
+        if suffix == LEADER_EPOCH_FILE and rng.random() < 0.6:
+            way, what = "number", "another number"
+            data = with_another_number(bytes(inode.data), rng)
         self.steps.append(f"DAMAGE to {name} of replica {victim.id}: {what}")
         self.uses[f"{way} of {suffix}"] += 1
         self.has_lost_checkpoint = self.has_lost_checkpoint or suffix == CLEANER_OFFSET_FILE
@@ -703,6 +706,16 @@ class RepairedHistory:
             replica, f"replica {replica.id} {why}", self.high_watermark, self.now_ms,
             is_damaged=replica is self.victim, may_be_back=self.warnings.has_mixed_cleanings,
         )  # fmt: skip
+
+
+def with_another_number(data: bytes, rng: Random) -> bytes:
+    """A checkpoint in which a digit of an entry is another one: no checksum shows it."""
+    entries_at = len(b"\n".join(data.split(b"\n")[:2]))
+    digits = [at for at in range(entries_at, len(data)) if data[at : at + 1].isdigit()]
+    changed = bytearray(data)
+    if digits:
+        changed[rng.choice(digits)] = rng.choice(b"0123456789")
+    return bytes(changed)
 
 
 def put(folder: Directory, name: str, inode: Any, data: bytes | None) -> None:
