@@ -276,6 +276,38 @@ def test_a_range_that_a_repair_has_filled_and_left_is_repaired_again(tmp_path: P
     assert 0 not in committed(log)
 
 
+def test_they_stay_aborted_where_another_range_is_repaired_before_a_repair_goes_on(tmp_path: Path) -> None:
+    """The first repair ended without space. The other one took the records that it had copied for whole."""
+    made, other = (Logs(tmp_path / name, CONFIG) for name in ("made", "other"))
+    for each in (made, other):
+        each.append(keyed(("o", "1")), keyed(("p", "1")), keyed(("x", "aborted"), base_sequence=0, **SEVEN), large("q"))
+        each.log.roll(NOW)
+        each.append(large("r"))
+        each.log.roll(NOW)
+        each.append(marker(abort=True), from_client=False)
+        each.append(keyed(("y", "1"), base_sequence=1, **SEVEN))
+        each.append(marker(abort=False), large("s"), from_client=False)
+        each.log.roll(NOW)
+        each.append(large("t"))
+    clean(made.log)
+    made.kill()
+    log, copy = made.open(machine_ran_on=True), copy_of(other)
+    damage(made, 2)
+    ((segment, ending),) = log.damaged_ranges()
+    work = log.repair_of(segment, ending)
+    work.lacks_below, work.knows_gaps = 0, True
+    work.accept(memoryview(copy[2]))
+    damage(made, 0)
+    repair_range(log, *log.damaged_ranges()[0], copy, lacks_below=0)
+    scrub_all(log)
+    assert log.damaged_ranges() == [(segment, ending)]
+    assert 2 not in committed(log)
+    repair_range(log, segment, ending, copy, lacks_below=0)
+    assert log.damaged_ranges() == []
+    assert 2 not in committed(log)
+    assert segment.filled == ()
+
+
 def hide_the_abort(made: Logs) -> Path:
     path = made.folder / made.files("*.log")[2]
     data = bytearray(path.read_bytes())

@@ -480,8 +480,8 @@ class RangeRepair:
         if self._held_batches is None and (self._is_at_end or end <= self.damage.end_position):
             if not self._has_written:
                 self._has_written = True
-                self.segment.generation += 1  # a running examination may see half of a copy
-                self._generation, self.segment.filled = self.segment.generation, self.damage
+                self.segment.begin_to_fill(self.damage)
+                self._generation = self.segment.generation
             try:
                 if self._is_at_end and self.segment.may_end_early:  # a kill must not leave the rest without bytes
                     batch = memoryview(b"".join((batch, PLACE_OF_THE_REST)))
@@ -729,6 +729,7 @@ def finish_repair(check: RepairCheck) -> bool:
     if check.has_markers:
         segment.transaction_index.lacks_rows = True
     check.findings.generation = segment.generation
-    segment.findings, segment.filled = check.findings, None
+    segment.end_filling(check.damage, is_written_anew=check.is_written_anew)
+    segment.findings = check.findings
     log.adopt_findings(segment)
     return True

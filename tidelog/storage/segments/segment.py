@@ -17,7 +17,7 @@ from typing import Final
 from tidelog.protocol.batches.record_batch import HEADER_SIZE, LEADER_EPOCH_OFFSET, MAGIC, MAGIC_OFFSET
 from tidelog.storage.files.disk import Buffer, Disk, File, FileMap
 from tidelog.storage.segments.append import Batch
-from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, united
+from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, apart_from, united
 from tidelog.storage.segments.examination import Findings, ProvenBatches, examine
 from tidelog.storage.segments.log_config import MAX_POSITION, MAX_RELATIVE_OFFSET, LogConfig
 from tidelog.storage.segments.retention import roll_limits
@@ -120,8 +120,8 @@ class Segment:
         """Cleaning may have removed the last records, so the next segment may begin later than this one ends."""
         self.damage: tuple[DamagedRange, ...] = ()
         """The damaged ranges in the order of offsets. `next_offset` includes them."""
-        self.filled: DamagedRange | None = None
-        """A range that a repair writes. It is damage until the repair takes effect: the log has not replayed it."""
+        self.filled: tuple[DamagedRange, ...] = ()
+        """Ranges that repairs write. They are damage until a repair takes effect: the log has not replayed them."""
         self.proven: tuple[ProvenBatches, ...] = ()
         """Offset ranges with batches from another replica, kept while the segment has damage. Their leader epochs are
         right, even if neighbouring batches or the epoch file disagree."""
@@ -532,12 +532,18 @@ class Segment:
         self.note_fullness()
 
     def with_filled(self, found: tuple[DamagedRange, ...]) -> tuple[DamagedRange, ...]:
-        """The damage by an examination, with what a repair fills."""
-        if self.filled is None:
-            return found
-        first_offset, end_offset = self.filled.first_offset, self.filled.end_offset
-        kept = [each for each in self.damage if each.first_offset < end_offset and first_offset < each.end_offset]
-        return united([*kept, *found])
+        """The damage by an examination, with what repairs fill."""
+        kept = [each for each in self.damage if len(apart_from(self.filled, [each])) < len(self.filled)]
+        return united([*kept, *found]) if kept else found
+
+    def begin_to_fill(self, damage: DamagedRange) -> None:
+        """A repair writes the range. A running examination may see half of a copy."""
+        self.generation += 1
+        self.filled = (*(each for each in self.filled if each != damage), damage)
+
+    def end_filling(self, damage: DamagedRange, *, is_written_anew: bool) -> None:
+        """The repair of the range takes effect. In another file, those of others are not where they were."""
+        self.filled = () if is_written_anew else tuple(apart_from(self.filled, [damage]))
 
     def set_damage(self, damage: tuple[DamagedRange, ...]) -> None:
         """Set the known damage. A change makes the results of running examinations obsolete."""
