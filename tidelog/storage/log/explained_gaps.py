@@ -120,17 +120,14 @@ class ReadLog(Protocol):
     def read(self, offset: int, max_bytes: int, upper_offset: int, *, min_one_batch: bool = True) -> ReadResult: ...
 
 
-def read_for_copy(
-    log: ReadLog, offset: int, max_bytes: int, *, min_one_batch: bool = True, takes_gaps: bool = True
-) -> ReadResult:
+def read_for_copy(log: ReadLog, offset: int, max_bytes: int, *, min_one_batch: bool = True) -> ReadResult:
     """`log.read` up to the log end, for a copy of the log that ends at `offset`. Raises the same errors.
 
-    Where the log ends behind a gap, as after a truncation or in a log that Kafka has cleaned, a copy that `takes_gaps`
-    gets a batch without records at the end of the gap. Otherwise it would end before the gap until the log's next
-    record.
+    Where the log ends behind a gap, as after a truncation or in a log that Kafka has cleaned, the copy gets a batch
+    without records at the end of the gap. Otherwise it would end before the gap until the log's next record.
     """
     result = log.read(offset, max_bytes, log.log_end_offset, min_one_batch=min_one_batch)
-    if result.regions or result.next_offset <= offset or not takes_gaps:
+    if result.regions or result.next_offset <= offset:
         return result
     last_offset = result.next_offset - 1
     left = memoryview(filler(last_offset, log.leader_epochs.epoch_for_offset(last_offset)).data)

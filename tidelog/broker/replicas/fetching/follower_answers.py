@@ -19,8 +19,6 @@ from tidelog.storage.segments.reader import ColdRead
 
 if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
-    from tidelog.storage.log.partition_log import PartitionLog
-    from tidelog.storage.segments.reader import ReadResult
 
 RESPONSE_BYTES_MAX = 2 * 1024 * 1024
 
@@ -62,7 +60,7 @@ class Tail:
             regions: list[Buffer] = [self._records]
             size_bytes = len(self._records)
         else:
-            regions, size_bytes, _ = _read(log, offset, max_bytes, True)  # type: ignore[assignment]
+            regions, size_bytes, _ = read_for_copy(log, offset, max_bytes)  # type: ignore[assignment]
         frame = encode_one_fetched(
             correlation_id, session_id, partition.topic_id, partition.index, high_watermark, log.last_stable_offset,
             log.log_start_offset,
@@ -220,17 +218,10 @@ class FollowerAnswers:
         if problem is not None:
             return FetchedPartition(topic, index, 0, *marks, diverging=problem)
         try:
-            result = _read(log, entry.fetch_offset, max_bytes, min_one_batch)
+            result = read_for_copy(log, entry.fetch_offset, max_bytes, min_one_batch=min_one_batch)
         except ColdRead:
             raise
         except Exception as error:
             entry.problem = self._partitions.refusal(partition, error).code
             return FetchedPartition(topic, index, entry.problem)
         return FetchedPartition(topic, index, 0, *marks, result.regions, result.size_bytes)
-
-
-def _read(log: PartitionLog, offset: int, max_bytes: int, min_one_batch: bool) -> ReadResult:
-    """A follower of a topic that is not compacted asks the other replicas about each gap. Those can say nothing of one
-    at the end of a log: it waits for the next record.
-    """
-    return read_for_copy(log, offset, max_bytes, min_one_batch=min_one_batch, takes_gaps=log.config.is_compacted)
