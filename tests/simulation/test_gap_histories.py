@@ -17,7 +17,7 @@ from tests.simulation.gap_history import GapHistory
 from tidelog.storage.files import checkpoints
 from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, ExplainedGaps
 from tidelog.storage.files.disk import Disk
-from tidelog.storage.log import explained_gaps, loader, partition_log
+from tidelog.storage.log import explained_gaps, loader, partition_log, swap
 from tidelog.storage.log.explained_gaps import name_early_ends
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments import lookup
@@ -138,7 +138,18 @@ def take_gaps_for_damage_where_a_topic_is_not_compacted_any_more(patch: pytest.M
     patch.setattr(PartitionLog, "explain_gaps", careless)
 
 
+def believe_no_name_in_a_swap(patch: pytest.MonkeyPatch) -> None:
+    """Before 84d43dd5."""
+    patch.setattr(swap, "read_explained_gaps", lambda disk, directory: ExplainedGaps())
+
+
+def begin_epochs_behind_gaps(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loader, "_end_before", lambda segments, index: segments[index].base_offset)
+
+
 PLANTS = [
+    (believe_no_name_in_a_swap, {"weights": {"copy_prefix": 30}, "cleanup_policy": frozenset({"compact"})}),
+    (begin_epochs_behind_gaps, {}),
     (name_gaps_without_a_sync, {}),
     (name_the_last_gap_only, {}),
     (name_gaps_after_the_next_segment, {}),
