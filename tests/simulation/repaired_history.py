@@ -34,7 +34,7 @@ from tidelog.protocol.batches.records import (
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
-from tidelog.storage.files.checkpoints import CLEANER_OFFSET_FILE, LEADER_EPOCH_FILE
+from tidelog.storage.files.checkpoints import CLEANER_OFFSET_FILE, LEADER_EPOCH_FILE, TRANSACTION_SUMS_FILE
 from tidelog.storage.log.compaction import CleaningFailed, find_cleanable
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRecords
@@ -52,8 +52,9 @@ LOG_WAYS: dict[str, int] = {
 }  # fmt: skip
 FILES: dict[str, int] = {
     ".log": 20, ".index": 2, ".timeindex": 1, ".txnindex": 3, ".snapshot": 2, LEADER_EPOCH_FILE: 3,
-    "transaction-index-checksums": 1, CLEANER_OFFSET_FILE: 2,
+    TRANSACTION_SUMS_FILE: 1, CLEANER_OFFSET_FILE: 2,
 }  # fmt: skip
+INDEX_AND_SUMS = {".txnindex", TRANSACTION_SUMS_FILE}
 FILE_WAYS = ("flip", "zero", "cut", "garbage", "empty", "remove")
 
 
@@ -94,8 +95,10 @@ class RepairedHistory:
         self.victim: Replica | None = None
         self.producer_epochs = dict.fromkeys((*PLAIN, *TRANSACTIONAL), 0)
         self.sequences = dict.fromkeys((*PLAIN, *TRANSACTIONAL), 0)
-        self.has_lost_checkpoint = self.has_lost_batches = False
-        """Whether the victim has lost the cleaner's checkpoint since all was whole, or the end of a closed segment."""
+        self.injured: set[str] = set()
+        """The kinds of files of the victim that were injured since all was whole."""
+        self.has_lost_batches = False
+        """Whether it has lost the end of a closed segment."""
         self.decided: dict[int, bool] = {}
         """How the coordinator has decided that a producer's transaction ends, until the marker is committed."""
         self.uncleanable: set[Replica] = set()
@@ -239,7 +242,7 @@ class RepairedHistory:
 
     def may_lose_power(self, replica: Replica) -> bool:
         """Without the cleaner's checkpoint, what a loss of power takes between two batches looks like cleaned."""
-        return self.may_leave(replica) and not (replica is self.victim and self.has_lost_checkpoint)
+        return self.may_leave(replica) and not (replica is self.victim and CLEANER_OFFSET_FILE in self.injured)
 
     def end_process(self, replica: Replica, loses_power: bool) -> None:
         """What was struck, or is killed; and the start after it, which may be struck, too."""
@@ -635,8 +638,11 @@ class RepairedHistory:
         way = rng.choices(list(LOG_WAYS), list(LOG_WAYS.values()))[0] if is_log else rng.choice(FILE_WAYS)
         if is_log and way in ("remove", "cut_tail") and name == names[-1]:
             way = "payload_bit"
+        if suffix in INDEX_AND_SUMS and self.injured & INDEX_AND_SUMS - {suffix}:
+            return  # without both nothing tells of aborted transactions
         takes_batches = way in ("remove", "cut_tail") and is_log
-        if takes_batches if self.has_lost_checkpoint else (self.has_lost_batches and suffix == CLEANER_OFFSET_FILE):
+        has_lost_checkpoint = CLEANER_OFFSET_FILE in self.injured
+        if takes_batches if has_lost_checkpoint else (self.has_lost_batches and suffix == CLEANER_OFFSET_FILE):
             return  # together they look like a log that another broker has cleaned
         self.has_lost_batches = self.has_lost_batches or takes_batches
         injury = Injury("sealed" if is_log and way != "remove" else "other", way, 0, rng.random(), rng.random())
@@ -650,7 +656,7 @@ class RepairedHistory:
             data = with_another_number(bytes(inode.data), rng)
         self.steps.append(f"DAMAGE to {name} of replica {victim.id}: {what}")
         self.uses[f"{way} of {suffix}"] += 1
-        self.has_lost_checkpoint = self.has_lost_checkpoint or suffix == CLEANER_OFFSET_FILE
+        self.injured.add(suffix)
         put(folder, name, inode, data)
 
     def heal(self) -> None:
@@ -677,7 +683,8 @@ class RepairedHistory:
         if victim is not None:
             self.uses["repaired"] += victim.repairs.counters.ranges_repaired
             victim.directory.write_checkpoints()
-        self.victim, self.has_lost_checkpoint, self.has_lost_batches = None, False, False
+        self.victim, self.has_lost_batches = None, False
+        self.injured.clear()
         self.check_all("after the repairs")
         if victim is not None and self.rng.random() < 0.3:
             victim.disk.sync_everything()  # what a killed process has copied is on the device after half a minute
