@@ -338,7 +338,7 @@ class Repairs:
                 await self._finish(partition, repair, name)
             except NoRoom as refused:
                 self._roll(partition, refused)
-        elif lacking and self._forget_deleted(log, segment, damage):
+        elif damage.first_offset in lacking.values() and self._forget_deleted(log, segment, damage):
             pass  # the next attempt asks for what is left of the range
         elif self._damaged_leaders.may_resign(partition, damage):
             await self._damaged_leaders.resign(partition, damage)  # loses no committed record
