@@ -316,6 +316,36 @@ def test_the_leader_epochs_of_a_copy_are_filed_at_once(tmp_path: Path) -> None:
     assert [*filed] == [*here.log.leader_epochs] == [*other.log.leader_epochs] != before
 
 
+def test_a_lost_segment_is_missed_also_by_a_start_after_a_kill_before_its_copy_takes_its_place(tmp_path: Path) -> None:
+    """Beside the cleaner's checkpoint, and without `cleaned-ends`, it counted as cleaned: its records were gone."""
+    made, other = (Logs(tmp_path / name, replace(GONE, segment_bytes=1000)) for name in ("made", "other"))
+    for each in (made, other):
+        for key in "abc":
+            each.append(keyed((key, "v" * 600)), keyed(("x", key)))
+            each.log.roll(NOW)
+    clean(made.log)
+    made.log.flush()
+    made.directory.write_checkpoints()
+    assert made.log.cleaned_offset > made.log.segments[1].base_offset
+    made.close()
+    (made.folder / made.files("*.log")[1]).unlink()
+    log = made.open()
+    examine_all(log)
+    assert log.damaged_ranges()
+    copy = PrefixCopy(log, log.segments[0], NOW)
+    fetch_all(copy, other.log)
+    made.kill()
+    log = made.open(machine_ran_on=True)
+    examine_all(log)
+    assert log.damaged_ranges()
+
+
+def examine_all(log: PartitionLog) -> None:
+    for each in log.segments:
+        each.findings = each.examine()
+        log.adopt_findings(each)
+
+
 def aborted_in(log: PartitionLog) -> list[tuple[int, int, int]]:
     """(producer id, first offset, last offset) of each aborted transaction that the log knows."""
     rows = log.aborted_transactions(0, log.log_end_offset)

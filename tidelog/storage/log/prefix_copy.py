@@ -107,6 +107,8 @@ class PrefixCopy(Compaction):
                     # On the device before the copy takes its place: the cleaner is to compare the whole log again.
                     self.log.cleaned_offset = min(self.log.cleaned_offset, self.log.log_start_offset)
                     self.log.write_checkpoint()
+                    # Not before: beside the old checkpoint a start would take a lost segment, or end, for cleaned.
+                    self.log.durability.files.remove(CLEANED_ENDS_FILE)
                     self._name_early_ends()
             except OSError as error:
                 if not is_full(error):
@@ -189,7 +191,6 @@ class PrefixCopy(Compaction):
         yield
         for segment, _ in self._rows_behind:
             self._disk.sync_file(segment.transaction_index.path)
-        self.log.durability.files.remove(CLEANED_ENDS_FILE)
         self._disk.sync_directory(self.log.directory)
         self._ready = self._copied
         yield
