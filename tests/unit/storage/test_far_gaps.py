@@ -537,3 +537,28 @@ def test_flushed_records_behind_a_gap_survive_a_loss_of_power_after_the_topic_ce
         log = made.lose_power()
         assert offsets_of(records_of(log)) == [0, FAR], seed
         assert not log.damaged_ranges(), seed
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_flushed_records_behind_a_gap_that_all_replicas_have_survive_a_loss_of_power(is_compacted: bool) -> None:
+    """A start did not believe the name of the empty segment that holds the gap: it cut the log before it."""
+    for seed in range(5):
+        made = SimulatedLog(seed, LogConfig(cleanup_policy=COMPACTED if is_compacted else frozenset({"delete"})))
+        follow(made.log, 0, 1)
+        made.log.roll(NOW)
+        follow(made.log, 2, 3)
+        made.log.roll(NOW)
+        follow(made.log, 4)
+        path = f"{made.log.directory}/{2:020d}.log"
+        data = made.disk.read_file(path)
+        made.disk.write_file(path, data[: [each for each, _ in iter_headers(data)][1]], sync=True)
+        log = made.kill()
+        assert [(each.first_offset, each.end_offset) for _, each in log.damaged_ranges()] == [(3, 4)]
+        log.accept_gap(*log.damaged_ranges()[0])
+        for _ in range(2):
+            made.log.flush()
+            log = made.lose_power()
+            assert offsets_of(records_of(log)) == [0, 1, 2, 4], seed
+            for segment in list(log.segments):
+                scrub(log, segment)
+            assert not log.damaged_ranges()

@@ -187,11 +187,15 @@ class BatchFilter:
         return CleanedBatch(_batch(left, records), header.last_offset, max_timestamp)
 
 
-def filler(offset: int, leader_epoch: int) -> CleanedBatch:
-    """A batch of no producer without records, at the last offset of a segment whose last batch was removed."""
+def filler(offset: int, leader_epoch: int, first_offset: int = -1) -> CleanedBatch:
+    """A batch of no producer without records, at the last offset of a segment whose last batch was removed.
+
+    `first_offset`: it also holds the offsets from there on.
+    """
+    first_offset = offset if first_offset < 0 else first_offset
     header = BatchHeader(
-        offset, 0, leader_epoch, MAGIC, 0, 0, 0, NO_TIMESTAMP, NO_TIMESTAMP, NO_PRODUCER_ID, NO_PRODUCER_EPOCH,
-        NO_SEQUENCE, 0,
+        first_offset, 0, leader_epoch, MAGIC, 0, 0, offset - first_offset, NO_TIMESTAMP, NO_TIMESTAMP, NO_PRODUCER_ID,
+        NO_PRODUCER_EPOCH, NO_SEQUENCE, 0,
     )  # fmt: skip
     return CleanedBatch(_empty(header, 0), offset, NO_TIMESTAMP)
 

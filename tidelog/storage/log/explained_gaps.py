@@ -135,23 +135,33 @@ def read_for_copy(log: ReadLog, offset: int, max_bytes: int, *, min_one_batch: b
 
 
 def hold_gap(log: LogWithGaps, segment: Segment, offset: int) -> None:
-    """Give the gap between `offset`, where the batches of `segment` end, and the next segment an empty segment. Waits
-    for the device. Raises OSError.
+    """Give the gap between `offset`, where the batches of `segment` end, and the next segment one of its own, as in
+    `roll_behind_gap`: so the end of `segment` is known. Waits for the device. Raises OSError.
 
-    So the end of `segment` is known, as in `roll_behind_gap`. After a crash in between the gap is damage again.
+    After a crash in between the gap is damage again.
     """
-    gap = Segment(log.disk, log.directory, offset, log.config, log.clock_ms, jitter_ms=log.jitter_ms)
-    gap.next_offset = segment.next_offset
-    gap.may_have_gaps = gap.may_end_early = True
-    name_early_ends(log, {(offset, gap.next_offset)})
+    end_offset = segment.next_offset
+    leader_epoch = log.leader_epochs.epoch_for_offset(end_offset - 1)
+    is_named = is_beyond_index(offset, end_offset) or not 0 <= leader_epoch <= log.segments.epoch_behind(segment)
+    held = b"" if is_named else bytes(filler(end_offset - 1, leader_epoch, offset).data)
+    gap = Segment(
+        log.disk, log.directory, offset, log.config, log.clock_ms, size_bytes=len(held), jitter_ms=log.jitter_ms
+    )
+    gap.next_offset = end_offset
+    gap.may_have_gaps, gap.may_end_early = True, is_named
+    if is_named:
+        name_early_ends(log, {(offset, end_offset)})
     try:
-        replace_file(log.disk, log.directory, file_name(offset, LOG_SUFFIX), b"")
+        replace_file(log.disk, log.directory, file_name(offset, LOG_SUFFIX), held)
     except OSError:  # it may be there, without a sync of the directory
         log.disk.remove(gap.path)
         raise
     segment.next_offset, segment.may_end_early = offset, False
     log.segments.insert(gap)
-    keep_empty(gap)
+    gap.begin_rebuild()
+    if held:
+        gap.note_scanned(0, len(held), end_offset - 1, -1)
+    seal(gap, is_synced=True)
 
 
 def keep_empty(segment: Segment) -> None:
