@@ -199,6 +199,8 @@ class GapHistory(CompactionHistory):
     # Starting
 
     def open(self) -> None:
+        if self.crashes:
+            self.model.deleted_below = max(self.model.deleted_below, self.log.log_start_offset)
         self.leads = False
         self.epoch += 1  # what was lost may have been of the latest one, with other batches
         if self.changes_policy and self.rng.random() < 0.1:  # while the node was down
