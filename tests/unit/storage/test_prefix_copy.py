@@ -151,6 +151,20 @@ def test_a_read_before_damage_of_a_cleaned_log_says_so(tmp_path: Path, is_whole_
         read(made.log, 0, 1000, made.log.log_end_offset)
 
 
+def test_a_read_without_room_for_the_whole_batches_before_damage_is_empty(tmp_path: Path) -> None:
+    """It raised the damage behind them. In a fetch of several partitions the next one has the room that is left."""
+    made = Logs(tmp_path, GONE)
+    made.append(*(keyed((key, "1")) for key in "abc"))
+    sizes = [header.size_bytes for _, header in headers(made.log.segments.first)]
+    made.log.roll(NOW)
+    made.log.segments.first.set_damage((DamagedRange(sum(sizes[:2]), sum(sizes), 2, 3, "the CRC is wrong"),))
+    for offset in range(2):
+        assert made.log.read(offset, sizes[0] - 1, 3, min_one_batch=False) == ([], 0, offset)
+        assert read(made.log, offset, sizes[0], 3).next_offset == offset + 1
+    with pytest.raises(DamagedRecords):
+        made.log.read(2, sizes[0] - 1, 3, min_one_batch=False)
+
+
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_what_is_whole_in_the_other_copy_is_repaired_alone(tmp_path: Path, number: int) -> None:
     """Also where this log has the same gaps: it was copied from a cleaned one."""

@@ -153,7 +153,7 @@ def read(
         end, next_offset = _whole_batches(segment, start, end, max_bytes, min_one_batch)
     length = end - start
     if length <= 0:
-        if damage is not None:  # a cleaner has removed all before it: the answer would be empty for ever
+        if damage is not None and start >= damage.position:  # a cleaner has removed all before it: empty for ever
             raise DamagedRecords(segment.path, damage)
         return ReadResult([], 0, offset)
     region = _bytes(segment, start, length)
