@@ -632,8 +632,8 @@ class RepairedHistory:
         folder = disk._directory(PATH if suffix == CLEANER_OFFSET_FILE else FOLDER)
         disk._is_off = was_off
         names = sorted(name for name in folder.entries if name.endswith(suffix))
-        if not names:
-            return
+        if not names or (suffix == LEADER_EPOCH_FILE and victim.is_up):
+            return  # only a start reads the file of epochs
         name, is_log = rng.choice(names), suffix == ".log"
         way = rng.choices(list(LOG_WAYS), list(LOG_WAYS.values()))[0] if is_log else rng.choice(FILE_WAYS)
         if is_log and way in ("remove", "cut_tail") and name == names[-1]:
