@@ -218,6 +218,31 @@ def test_a_segment_that_is_cut_before_a_gap_that_all_replicas_have_is_damage(log
 
 
 @pytest.mark.parametrize("ending", ["clean stop", "kill"])
+def test_a_gap_in_which_a_leader_epoch_begins_is_none_after_a_start(logs: MakeLogs, ending: str) -> None:
+    """The batch that held it was of the later epoch, began before that, and counted as damaged at once."""
+    made = logs()
+    follow(made.log, 0, 1, 2)
+    for offset in (3, 4):
+        made.log.append_as_follower(batch(1, base_offset=offset, leader_epoch=1), NOW)
+        if offset == 3:
+            made.log.roll(NOW)
+    made.log.set_high_watermark(5)
+    made.close()
+    cut_between_batches(made, 0, 2)
+    log = made.open()
+    with pytest.raises(DamagedRecords):
+        read(log, 2, 100, 5)
+    log.accept_gap(*log.damaged_ranges()[0])
+    for _ in range(3):
+        assert offsets_of(records_of(log)) == [0, 1, 4]
+        for segment in list(log.segments):
+            scrub(log, segment)
+        assert not log.damaged_ranges()
+        (made.close if ending == "clean stop" else made.kill)()
+        log = made.open(machine_ran_on=True)
+
+
+@pytest.mark.parametrize("ending", ["clean stop", "kill"])
 def test_a_lost_segment_before_the_gap_that_is_repaired_stays_so(logs: MakeLogs, ending: str) -> None:
     """It becomes a part of the segment before. `explained-gaps` named it still, as missing, to each later start."""
     made = logs(cleanup_policy=COMPACTED)

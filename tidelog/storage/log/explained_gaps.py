@@ -141,8 +141,9 @@ def hold_gap(log: LogWithGaps, segment: Segment, offset: int) -> None:
     After a crash in between the gap is damage again.
     """
     end_offset = segment.next_offset
-    leader_epoch = log.leader_epochs.epoch_for_offset(end_offset - 1)
-    is_named = is_beyond_index(offset, end_offset) or not 0 <= leader_epoch <= log.segments.epoch_behind(segment)
+    leader_epoch, last_epoch = (log.leader_epochs.epoch_for_offset(each) for each in (offset, end_offset - 1))
+    is_of_one_epoch = 0 <= leader_epoch == last_epoch <= log.segments.epoch_behind(segment)  # otherwise it is damage
+    is_named = is_beyond_index(offset, end_offset) or not is_of_one_epoch
     held = b"" if is_named else bytes(filler(end_offset - 1, leader_epoch, offset).data)
     gap = Segment(
         log.disk, log.directory, offset, log.config, log.clock_ms, size_bytes=len(held), jitter_ms=log.jitter_ms
