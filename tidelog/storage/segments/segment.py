@@ -532,8 +532,11 @@ class Segment:
         self.note_fullness()
 
     def with_filled(self, found: tuple[DamagedRange, ...]) -> tuple[DamagedRange, ...]:
-        """The damage by an examination, with what repairs fill."""
-        kept = [each for each in self.damage if len(apart_from(self.filled, [each])) < len(self.filled)]
+        """`found`, the damage by an examination, with the known damage that repairs fill."""
+        kept = [
+            each for each in self.damage
+            if any(each.first_offset < one.end_offset and one.first_offset < each.end_offset for one in self.filled)
+        ]  # fmt: skip
         return united([*kept, *found]) if kept else found
 
     def begin_to_fill(self, damage: DamagedRange) -> None:
