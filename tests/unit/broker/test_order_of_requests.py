@@ -12,6 +12,9 @@ from tests.unit.broker.conftest import RunningNode, StartNode, Wire
 from tests.unit.broker.test_connection import Owner, connect, feed, framed
 from tests.unit.broker.test_node import fetch, fetched, hold_flushes, produce
 from tests.unit.storage.batches import batch
+from tidelog.broker.apis.records.produce import _InSteps
+from tidelog.broker.apis.records.produce_waits import ParkedOne, ParkedProduce
+from tidelog.broker.network.order_of_requests import BEHIND, DELAYED, EXCLUSIVE
 from tidelog.broker.network.request import Deferred
 from tidelog.protocol.api import ApiKey
 from tidelog.protocol.errors import ErrorCode
@@ -165,6 +168,27 @@ async def test_a_transaction_is_changed_by_one_request_of_a_connection_after_the
     ends = EndTxnRequest(transactional_id="g", committed=True, **identity)
     _, ended = await answered(wire, (adds, 3, AddPartitionsToTxnResponse), (ends, 3, EndTxnResponse), gate=gate)
     assert ended.error_code == 0
+
+
+@pytest.mark.parametrize("waiting", [ParkedOne, ParkedProduce, _InSteps])
+def test_what_reads_up_to_the_high_watermark_waits_for_each_kind_of_produce(waiting: type[Deferred]) -> None:
+    assert {ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.DELETE_RECORDS} == set(waiting.delays) <= DELAYED
+
+
+def test_what_changes_groups_and_transactions_delays_what_reads_them() -> None:
+    """As Kafka, whose requests of a connection all wait for those before them."""
+    groups = {
+        ApiKey.OFFSET_FETCH, ApiKey.DESCRIBE_GROUPS, ApiKey.LIST_GROUPS, ApiKey.DELETE_GROUPS, ApiKey.OFFSET_DELETE,
+    }  # fmt: skip
+    assert groups <= DELAYED
+    for changing in (ApiKey.OFFSET_COMMIT, ApiKey.LEAVE_GROUP):
+        assert set(BEHIND[changing]) == groups
+    assert set(BEHIND[ApiKey.WRITE_TXN_MARKERS]) == {ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.DELETE_RECORDS}
+    of_transactions = {
+        ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.TXN_OFFSET_COMMIT,
+        ApiKey.END_TXN,
+    }  # fmt: skip
+    assert of_transactions | {ApiKey.DELETE_GROUPS, ApiKey.OFFSET_DELETE} == EXCLUSIVE
 
 
 def request_of(key: int, name: bytes) -> bytes:

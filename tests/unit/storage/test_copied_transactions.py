@@ -24,8 +24,9 @@ from tidelog.storage.files.checkpoints import TRANSACTION_SUMS_FILE, decode_tran
 from tidelog.storage.files.disk import Buffer
 from tidelog.storage.log.hidden_transactions import stable_bound
 from tidelog.storage.log.repair import NoSpace, RangeRepair, RepairCheck
+from tidelog.storage.log.scrub import Scrub
 from tidelog.storage.log.verification import LogFacts, StoppedLog
-from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.damage import DamagedRange, DamagedRecords, united
 
 SEVEN: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
 CONFIG = replace(GONE, segment_bytes=1000)
@@ -242,7 +243,9 @@ def test_they_stay_aborted_where_a_stopped_node_was_repaired(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("when", ["the copy", "its check", "the end"])
-def test_they_stay_aborted_where_a_scrub_of_the_copied_bytes_ends_before_the_repair(tmp_path: Path, when: str) -> None:
+def test_they_stay_aborted_where_a_scrub_of_the_copied_bytes_ends_before_the_repair(
+    tmp_path: Path, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """The scrub found no damage, and took the range for whole: the indexes behind it were never made anew."""
     made, other = replicas(tmp_path)
     log, work = made.log, begin_repair(made)
@@ -258,11 +261,47 @@ def test_they_stay_aborted_where_a_scrub_of_the_copied_bytes_ends_before_the_rep
     if when == "the end":
         scrub_all(log)
     assert [damaged for _, damaged in log.damaged_ranges()] == [work.damage]
+    assert "does not find this any more" not in caplog.text
     assert log.finish_repair(check)
     assert log.damaged_ranges() == []
     assert 0 not in committed(log)
     scrub_all(log)
     assert log.damaged_ranges() == []
+
+
+def test_a_scrub_that_has_begun_before_a_range_is_filled_says_nothing_of_it(tmp_path: Path) -> None:
+    """It may have read half of the copy."""
+    made, other = replicas(tmp_path)
+    work = begin_repair(made)
+    scrub = Scrub(made.log, work.segment)
+    generation = work.segment.generation
+    work.accept(memoryview(copy_of(other)[0]))
+    assert work.segment.generation > generation
+    scrub.run(10**9)
+    assert not scrub.finish()
+    assert [damaged for _, damaged in made.log.damaged_ranges()] == [work.damage]
+
+
+def test_in_a_segment_that_is_written_anew_nothing_is_filled(tmp_path: Path) -> None:
+    """The ranges are not where they were in the file before."""
+    segment = replicas(tmp_path)[0].log.segments.first
+    ranges = [DamagedRange(at, at + 10, at, at + 2, "test") for at in (0, 20, 40)]
+    for each in (*ranges, ranges[1]):
+        segment.begin_to_fill(each)
+    segment.end_filling(ranges[1], is_written_anew=False)
+    assert segment.filled == (ranges[0], ranges[2])
+    segment.end_filling(ranges[0], is_written_anew=True)
+    assert not segment.filled
+
+
+def test_damage_that_shares_offsets_is_one_range_up_to_the_last_of_its_ends() -> None:
+    first, inside, across = (
+        DamagedRange(0, 100, 0, 10, "a"), DamagedRange(20, 50, 2, 5, "b"), DamagedRange(80, 200, 8, 20, "c"),
+    )  # fmt: skip
+    (both,) = united([inside, first])
+    assert both[:4] == (0, 100, 0, 10)
+    (both,) = united([across, first, inside])
+    assert both[:4] == (0, 200, 0, 20)
 
 
 def test_a_range_that_a_repair_has_filled_and_left_is_repaired_again(tmp_path: Path) -> None:

@@ -447,11 +447,17 @@ def test_flushed_records_behind_a_gap_that_fits_the_index_alone_survive_a_loss_o
 
 def copy_whole(log: PartitionLog, end_offset: int, other: PartitionLog) -> None:
     """Replace the segments up to the one that ends at `end_offset`."""
+    copy_from(
+        log, end_offset, lambda wanted: b"".join(map(bytes, read(other, wanted, 500, other.log_end_offset).regions))
+    )
+
+
+def copy_from(log: PartitionLog, end_offset: int, sent: Callable[[int], bytes]) -> None:
+    """`sent`: the batches from an offset on."""
     copy = PrefixCopy(log, next(each for each in log.segments if each.next_offset == end_offset), NOW)
     while True:
         wanted = copy.wants_from
-        data = read(other, wanted, 500, other.log_end_offset).regions if wanted >= 0 else []
-        copy.data = b"".join(map(bytes, data))
+        copy.data = sent(wanted) if wanted >= 0 else b""
         copy.run()
         if not copy.advance():
             return
@@ -530,6 +536,43 @@ def test_a_copy_of_a_log_names_no_gap_that_fits_the_index_alone(tmp_path: Path) 
         assert offsets_of(records_of(here.log)) == [0, *range(JUST_FITS, JUST_FITS + 3), FARTHER]
         here.kill_and_open()
         assert not here.log.damaged_ranges()
+
+
+def test_flushed_records_of_a_copy_behind_a_gap_that_fits_the_index_alone_survive_a_loss_of_power() -> None:
+    """A segment of the copy holds the gap. Without a batch there, a start after a loss of power cuts the log."""
+    made = SimulatedLog(1, LogConfig(cleanup_policy=COMPACTED))
+    follow(made.log, 0, FARTHER)
+    made.log.set_high_watermark(made.log.log_end_offset)
+    counts = {0: 1, JUST_FITS: 3, FARTHER: 1}
+    batches = {offset: bytes(batch(count, base_offset=offset, leader_epoch=0)) for offset, count in counts.items()}
+    copy_from(made.log, FARTHER, lambda wanted: b"".join(batches[each] for each in batches if each >= wanted))
+    early = [each for each in made.log.segments if each.may_end_early]
+    assert all(is_beyond_index(each.base_offset, each.next_offset) for each in early)
+    made.log.flush()
+    for _ in range(2):
+        log = made.lose_power()
+        assert offsets_of(records_of(log)) == [0, *range(JUST_FITS, JUST_FITS + 3), FARTHER]
+        assert not log.damaged_ranges()
+
+
+def test_the_epoch_of_a_batch_without_records_is_known_where_the_batches_behind_it_are_not_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = SimulatedLog(1, LogConfig(cleanup_policy=COMPACTED))
+    follow(made.log, 0)
+    roll, rolled = PartitionLog.roll, list[int]()
+
+    def roll_once(log: PartitionLog, now_ms: int, base_offset: int = -1) -> Segment:
+        rolled.append(base_offset)
+        if len(rolled) == 2:
+            raise OSError("no space")
+        return roll(log, now_ms, base_offset)
+
+    monkeypatch.setattr(PartitionLog, "roll", roll_once)
+    with pytest.raises(OSError, match="no space"):
+        made.log.append_as_follower(batch(3, base_offset=JUST_FITS, leader_epoch=4), NOW)
+    assert made.log.log_end_offset == JUST_FITS
+    assert list(made.log.leader_epochs) == [(0, 0), (4, 1)]
 
 
 def test_the_segment_of_a_gap_is_empty_after_a_kill_and_a_loss_of_power() -> None:
