@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import wait_until
 from tidelog.client.sync import Admin, Producer
 from tidelog.protocol.errors import ConfigError
 from tidelog.testing.container import TidelogContainer, _config_key
@@ -125,6 +126,6 @@ def test_a_container_has_a_status_and_logs() -> None:
 @pytest.mark.slow
 def test_the_logs_of_a_process_are_its_output() -> None:
     with TidelogContainer(process=True) as kafka:
-        output, errors = kafka.get_logs()
-        assert kafka.get_bootstrap_server().encode() in output
-        assert errors == b""
+        address = kafka.get_bootstrap_server().encode()
+        wait_until(lambda: address in kafka.get_logs()[0])  # it is served before it is written
+        assert kafka.get_logs()[1] == b""
