@@ -495,6 +495,19 @@ def test_a_leader_epoch_that_begins_at_a_gap_inside_of_a_copy_begins_there(tmp_p
     assert offsets_of(records_of(here.log)) == [0, 1, FAR, FARTHER]
 
 
+def test_a_leader_epoch_that_only_the_replaced_log_has_is_forgotten_up_to_the_end_of_the_copy(tmp_path: Path) -> None:
+    """The parts are copied from the last to the first."""
+    config = LogConfig(cleanup_policy=COMPACTED)
+    here, other = Logs(tmp_path / "here", config), Logs(tmp_path / "other", config)
+    for made in (here, other):
+        for epoch, offset in ((0, 0), (1 if made is here else 0, FAR), (2, FARTHER)):
+            made.log.append_as_follower(batch(1, base_offset=offset, leader_epoch=epoch), NOW)
+        made.log.set_high_watermark(made.log.log_end_offset)
+    assert list(here.log.leader_epochs) == [(0, 0), (1, 1), (2, FAR + 1)]
+    copy_whole(here.log, FARTHER, other.log)
+    assert list(here.log.leader_epochs) == list(other.log.leader_epochs) == [(0, 0), (2, FAR + 1)]
+
+
 @pytest.mark.parametrize("files", ["on the device", "lost", "from before the gap"])
 @pytest.mark.parametrize("is_flushed", [False, True])
 def test_a_leader_epoch_that_begins_at_a_gap_begins_there_after_a_kill(

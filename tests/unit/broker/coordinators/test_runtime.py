@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import struct
 from random import Random
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -132,6 +134,30 @@ def test_a_write_is_replayed_before_it_is_answered():
     bench.ports.commit(0)
     assert tape.replayed[2:] == [(2, b"c", -1)]
     assert tape.events == [("loaded",), ("committed", 1, 2), ("committed", 2, 3)]
+
+
+def test_an_answer_that_fails_does_not_end_what_a_write_has_begun():
+    """The answer may serve the next request of its connection at once."""
+    bench = Bench(commits_at_once=False)
+    tape = bench.elect()
+    tape.writes_when_committed = [b"next"]
+
+    def operation(tape: Tape, token: int, now: Now) -> Outcome:
+        outcome = Outcome(now)
+        outcome.reply_when_stored([b"first"], token, "stored")
+        outcome.writes[0].context = 1
+        return outcome
+
+    waiting: Any = bench.runtime.submit(0, operation)
+
+    def fail(response: Any) -> None:
+        raise ZeroDivisionError
+
+    waiting.on_complete(fail)
+    with contextlib.suppress(ZeroDivisionError):
+        bench.ports.commit(0)
+    bench.ports.commit(0)
+    assert [record for _, record, _ in tape.replayed] == [b"first", b"next"]
 
 
 def test_a_node_alone_answers_in_the_same_call():
