@@ -129,6 +129,50 @@ async def test_many_batches_that_the_connection_cannot_receive_leave_the_other_p
                         read_of += sum(map(len, (await consuming.poll(5)).values()))
 
 
+async def test_a_batch_that_the_connection_cannot_receive_is_asked_for_again_after_the_longest_wait_alone() -> None:
+    """Each attempt ends the connection, also for the other partitions."""
+    errors: list[str] = []
+    read_of = 0
+    async with FakeCluster(t=2) as cluster:
+        cluster.topics["t"][0].append(bytes(encode_batch([(0, None, bytes(30_000), ())])))
+        async with (
+            consumer(cluster, "t", receive_message_max_bytes=20_000, retry_backoff_max_ms=600_000) as consuming,
+            asyncio.timeout(PATIENCE_S),
+        ):
+            for count in range(1, 21):
+                fill(cluster, "t", 1, 1)
+                while read_of < count or not errors:
+                    try:
+                        read_of += sum(map(len, (await consuming.poll(5)).values()))
+                    except KafkaError as error:
+                        errors.append(str(error))
+            assert len(errors) == 1
+            single = [request for request in cluster.sent(FetchRequest) if request.max_bytes == 1]
+            assert {request.max_wait_ms for request in single} == {0}  # there may be none, and the others wait for it
+
+
+async def test_a_partition_that_is_given_up_before_its_answer_is_too_large_ends_no_other_fetch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeCluster(t=2) as cluster:
+        cluster.topics["t"][0].append(bytes(encode_batch([(0, None, bytes(30_000), ())])))
+        fill(cluster, "t", 1, 3)
+        async with consumer(cluster, receive_message_max_bytes=20_000) as consuming:
+
+            async def answer(node: FakeNode, request: FetchRequest) -> Any:
+                answered = await node.on_fetch(request)
+                if request.max_bytes == 1:
+                    consuming.assign([TopicPartition("t", 1)])
+                return answered
+
+            handlers: Any = HANDLERS
+            monkeypatch.setitem(handlers, FetchRequest.API_KEY, (FetchRequest, FetchResponse, answer))
+            consuming.assign([TopicPartition("t", 0)])
+            await until(lambda: consuming.assignment() == {TopicPartition("t", 1)}, consuming)
+            assert await read(consuming, 3) == [0, 1, 2]
+    assert "Exception in callback" not in caplog.text
+
+
 async def test_a_consumer_asks_for_no_more_than_the_connection_receives():
     async with FakeCluster(t=3) as cluster, consumer(cluster, "t", receive_message_max_bytes=20_000) as consuming:
         await until(lambda: cluster.sent(FetchRequest), consuming)
