@@ -20,6 +20,7 @@ from tests.unit.storage.test_damage import copy_of
 from tests.unit.storage.test_prefix_copy import GONE, damage, deletes_a, fetch, replicas
 from tidelog.broker.replicas import repair_queue, whole_copies
 from tidelog.broker.replicas.hosting import _set_config
+from tidelog.broker.replicas.repairs import Repairs
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.storage.cleaner.filter import CleanedBatch
@@ -27,6 +28,7 @@ from tidelog.storage.cleaner.keys import PlainKeyTable
 from tidelog.storage.log import gap_scan
 from tidelog.storage.log.compaction import Compaction, find_cleanable, write_batches
 from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.segments.damage import DamagedRange
 from tidelog.storage.segments.segment import Segment
 from tidelog.storage.segments.transaction_index import CorruptTransactionIndex, TransactionIndex
 
@@ -186,6 +188,19 @@ async def test_the_others_need_not_have_what_is_deleted_of_a_range(tmp_path: Pat
     for _ in range(3):
         await cluster.repair()
     assert (cluster.table(), here.log.damaged_ranges(), cluster.refused) == ({(b"a", b"4"), (b"b", b"1")}, [], [])
+
+
+def test_the_other_damage_of_a_segment_stays_where_the_beginning_of_a_range_is_deleted(tmp_path: Path) -> None:
+    made = Logs(tmp_path / "here", GONE)
+    made.append(keyed(("a", "1"), ("a", "2"), ("a", "3")), keyed(("b", "1")), keyed(("c", "1")))
+    made.log.set_high_watermark(made.log.log_end_offset)
+    segment = made.log.segments.first
+    first, other = DamagedRange(0, 80, 0, 3, "test"), DamagedRange(160, 240, 4, 5, "test")
+    segment.set_damage((first, other))
+    assert not Repairs._forget_deleted(made.log, segment, first)
+    made.log.delete_records(1)
+    assert Repairs._forget_deleted(made.log, segment, first)
+    assert segment.damage == (first._replace(first_offset=1), other)
 
 
 @pytest.mark.parametrize("when", [1, 2])
