@@ -14,6 +14,7 @@ from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster
 from tests.unit.client.test_consumer import T0, T1, fill, read
 from tidelog.client import Consumer, RebalanceListener, TopicPartition
+from tidelog.client.groups.consumer_member import ConsumerMember, TopicSelection
 from tidelog.client.groups.consumer_membership import ConsumerMembership
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.protocol.messages.consumer_group_heartbeat import (
@@ -469,6 +470,22 @@ async def test_a_pattern_is_the_brokers_to_understand() -> None:
         await poll_until(lambda: member.assignment() == {T0}, member)
         with pytest.raises(ValueError, match=r"the flags of .* do not reach the broker"):
             member.subscribe(pattern=re.compile("T", re.IGNORECASE))  # type: ignore[arg-type]
+
+
+def test_an_assignment_that_is_worked_on_while_a_heartbeat_is_under_way_is_acknowledged_at_once() -> None:
+    """The coordinator waits to hear so before it gives the partitions that are free now to others."""
+    member = ConsumerMember("g", "m", rebalance_timeout_ms=1000, backoff_ms=lambda failures: 100.0)
+    member.subscribe(TopicSelection(names=("t",)), 0)
+    answer = ConsumerGroupHeartbeatResponse(member_epoch=1, heartbeat_interval_ms=5000)
+    member.next_heartbeat()
+    member.handle_response(answer, 0)
+    assert member.ms_until_heartbeat(0) == 5000
+    member.heartbeat_now(0)
+    member.next_heartbeat()
+    member.acknowledge((), frozenset(), 10)
+    member.handle_response(answer, 20)
+    assert member.ms_until_heartbeat(20) == 0
+    assert member.next_heartbeat().topic_partitions == []
 
 
 @pytest.mark.parametrize("is_in_step", [False, True])
