@@ -10,6 +10,7 @@ import pytest
 
 from tests.simulation.simulated_disk import SimulatedDisk
 from tests.unit.replication.replicas import TOPIC_ID, ReplicaNode, Replicas
+from tidelog.broker.replicas.fetching import follower_answers
 from tidelog.broker.replicas.hosting import Hosting
 from tidelog.broker.replicas.log_cleaner import ABSENCE_MS_MAX
 from tidelog.protocol.batches.control_batches import ControlRecordType
@@ -430,11 +431,16 @@ def test_a_cleaning_ends_when_the_topic_is_not_compacted_any_more() -> None:
 
 
 @pytest.mark.parametrize("is_compacted", [True, False])
-def test_a_follower_of_a_log_that_ends_behind_a_gap_ends_there_too(is_compacted: bool) -> None:
+@pytest.mark.parametrize("is_usual", [True, False])
+def test_a_follower_of_a_log_that_ends_behind_a_gap_ends_there_too(
+    is_compacted: bool, is_usual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each of its fetches was answered at once, without records: both nodes did nothing else any more, and the follower
     did not come into the ISR before the next record. Of a topic that is not compacted any more it asks the other
-    replicas about the gap.
+    replicas about the gap. The usual answer, with news of one partition, is made apart.
     """
+    if not is_usual:
+        monkeypatch.setattr(follower_answers, "VERSION", -1)
     cluster = compacted()
     cluster.elect(1, (1,))
     cluster.stop(2)

@@ -60,7 +60,7 @@ class Tail:
             regions: list[Buffer] = [self._records]
             size_bytes = len(self._records)
         else:
-            regions, size_bytes, _ = read_for_copy(log, offset, max_bytes)  # type: ignore[assignment]
+            regions, size_bytes, _ = log.read(offset, max_bytes, end_offset)  # type: ignore[assignment]
         frame = encode_one_fetched(
             correlation_id, session_id, partition.topic_id, partition.index, high_watermark, log.last_stable_offset,
             log.log_start_offset,
@@ -115,9 +115,6 @@ class FollowerAnswers:
                         entry.in_flight = True
                         session.in_flight[entry] = None
                         session.linger.sent(size_bytes, session.last_fetch_ms)
-                        return frame
-                    if must_answer:  # otherwise the follower would ask on and on, for the same nothing
-                        self._note_sent(entry, partition.log.high_watermark, False)
                         return frame
         return self._frames_of_many(session, correlation_id, version, must_answer, is_full)
 
