@@ -92,9 +92,10 @@ def test_only_damaged_indexes_are_rebuilt(made: Logs, monkeypatch: pytest.Monkey
     spoil(log)
     for segment, index in list(zip(log.segments, whole))[1:]:
         segment.transaction_index = index
-    counts = count_replayed(monkeypatch)
+    counts, log.segments.sums_are_stale = count_replayed(monkeypatch), False
     assert rows_of(log) == rows
     assert 0 < max(counts) < list(log.segments)[1].base_offset
+    assert log.segments.sums_are_stale
 
 
 def test_a_snapshot_counts_more_than_what_was_read_across_damage(logs: MakeLogs) -> None:
