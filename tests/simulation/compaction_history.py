@@ -14,6 +14,7 @@ from tests.simulation.compaction_model import AFTER_A_START, AT_REST, CompactedM
 from tests.simulation.log_history import LogHistory
 from tests.simulation.simulated_disk import PowerLoss
 from tests.simulation.storage_invariants import Broken
+from tidelog.broker.replicas.hosting import _set_config
 from tidelog.protocol.batches.records import ControlRecordType, encode_batch, encode_control_batch, encode_end_txn_value
 from tidelog.storage.cleaner.keys import BYTES_PER_KEY, PlainKeyTable
 from tidelog.storage.log.compaction import Compaction, find_cleanable
@@ -117,6 +118,14 @@ class CompactionHistory(LogHistory):
 
     def new_model(self) -> CompactedModel:
         return CompactedModel(DELETE_RETENTION_MS)
+
+    def reconfigure(self) -> None:
+        """Give the log the present `config`, as a node does when that of the topic has changed."""
+        _set_config(self.log, self.config, self.directory, set())
+        if self.compaction is not None and self.compaction.is_given_up:
+            self.compaction.run()
+            self.compaction.advance()
+            self.compaction = None
 
     def log_is_in_a_swap(self) -> bool:
         compaction = self.compaction

@@ -15,6 +15,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
+from tests.simulation import compaction_model
 from tests.simulation.compaction_history import (
     DELETE_RETENTION_MS,
     PRODUCERS,
@@ -32,7 +33,6 @@ from tests.simulation.compaction_model import (
     read_committed,
 )
 from tests.simulation.storage_invariants import Broken, require
-from tidelog.broker.replicas.hosting import _set_config
 from tidelog.protocol.batches.record_batch import LEADER_EPOCH_OFFSET
 from tidelog.protocol.batches.records import ControlRecordType, encode_control_batch, encode_end_txn_value
 from tidelog.replication.truncation import compacted_below
@@ -46,6 +46,7 @@ from tidelog.storage.log.scrub import Scrub
 from tidelog.storage.log.verification import SNAPSHOT, LogFacts, StoppedLog
 from tidelog.storage.segments.log_config import MAX_RELATIVE_OFFSET
 from tidelog.storage.segments.reader import headers
+from tidelog.storage.segments.segment import Segment
 
 
 def stamped(batch: KeyedBatch) -> bytes:
@@ -106,30 +107,11 @@ class NothingIsPassedOver:
         require(not missing, self, f"{missing[:5]} of {list(log.segments)}")
 
 
-class SegmentsAreWhole:
-    """Batches lie within their segments and are of the log's epochs, segments with batches end where the next one
-    begins, empty ones hold a gap, and index rows are true.
-    """
+class SegmentsAreWhole(compaction_model.SegmentsAreWhole):
+    """Empty ones may hold a gap."""
 
-    def check(self, log: PartitionLog, model: GapModel, now_ms: int, rng: Random) -> None:
-        segments = list(log.segments)
-        for number, segment in enumerate(segments):
-            places: dict[int, int] = {}
-            offset = segment.base_offset
-            for position, header in headers(segment):
-                places[header.last_offset] = position
-                require(header.base_offset >= offset, self, f"{segment.path}: {header.base_offset} after {offset}")
-                offset = header.next_offset
-                known = log.leader_epochs.epoch_for_offset(max(header.base_offset, log.log_start_offset))
-                is_known = known == header.partition_leader_epoch or offset <= log.log_start_offset
-                require(is_known, self, f"{segment.path}: epoch {known} at {header.base_offset}")
-            if number + 1 < len(segments):
-                following = segments[number + 1].base_offset
-                is_gap = segment.may_end_early and not segment.size_bytes
-                where = f"{segment.path} ends at {offset}, the next begins at {following}"
-                require(offset == following or is_gap, self, where)
-            for offset, position in segment.offset_index.rows():
-                require(places.get(offset) == position, self, f"{segment.path}: row {offset} -> {position}")
+    def may_end_early(self, segment: Segment) -> bool:
+        return segment.may_end_early and not segment.size_bytes
 
 
 class EpochsBeginNoLater:
@@ -361,11 +343,7 @@ class GapHistory(CompactionHistory):
 
     def change_policy(self) -> None:
         self.draw_policy()
-        _set_config(self.log, self.config, self.directory, set())
-        if self.compaction is not None and self.compaction.is_given_up:
-            self.compaction.run()
-            self.compaction.advance()
-            self.compaction = None
+        self.reconfigure()
 
     def clean_a_little(self) -> None:
         if self.compaction is None:

@@ -84,11 +84,7 @@ class PolicyHistory(CompactionHistory):
 
     def change_policy(self) -> None:
         self.draw_policy()
-        _set_config(self.log, self.config, self.directory, set())
-        if self.compaction is not None and self.compaction.is_given_up:
-            self.compaction.run()
-            self.compaction.advance()
-            self.compaction = None
+        self.reconfigure()
 
     def clean_a_little(self) -> None:
         if self.compaction is not None or self.log.config.is_compacted:
