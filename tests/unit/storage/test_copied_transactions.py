@@ -36,13 +36,14 @@ def large(key: str) -> memoryview:
     return keyed((key, "v" * 600))
 
 
-def replicas(tmp_path: Path) -> tuple[Logs, Logs]:
-    """The first was cleaned, and then scanned by a start. The other has the aborted record at offset 0.
+def replicas(tmp_path: Path, *keys: str) -> tuple[Logs, Logs]:
+    """The first was cleaned, and then scanned by a start. The other has the aborted record, behind one of each key.
 
     The abort is in the third segment.
     """
     made, other = (Logs(tmp_path / name, CONFIG) for name in ("made", "other"))
     for each in (made, other):
+        each.append(*(keyed((key, "1")) for key in keys))
         each.append(keyed(("x", "aborted"), base_sequence=0, **SEVEN), large("q"))
         each.log.roll(NOW)
         each.append(large("r"))
@@ -317,20 +318,8 @@ def test_a_range_that_a_repair_has_filled_and_left_is_repaired_again(tmp_path: P
 
 def test_they_stay_aborted_where_another_range_is_repaired_before_a_repair_goes_on(tmp_path: Path) -> None:
     """The first repair ended without space. The other one took the records that it had copied for whole."""
-    made, other = (Logs(tmp_path / name, CONFIG) for name in ("made", "other"))
-    for each in (made, other):
-        each.append(keyed(("o", "1")), keyed(("p", "1")), keyed(("x", "aborted"), base_sequence=0, **SEVEN), large("q"))
-        each.log.roll(NOW)
-        each.append(large("r"))
-        each.log.roll(NOW)
-        each.append(marker(abort=True), from_client=False)
-        each.append(keyed(("y", "1"), base_sequence=1, **SEVEN))
-        each.append(marker(abort=False), large("s"), from_client=False)
-        each.log.roll(NOW)
-        each.append(large("t"))
-    clean(made.log)
-    made.kill()
-    log, copy = made.open(machine_ran_on=True), copy_of(other)
+    made, other = replicas(tmp_path, "o", "p")
+    log, copy = made.log, copy_of(other)
     damage(made, 2)
     ((segment, ending),) = log.damaged_ranges()
     work = log.repair_of(segment, ending)
