@@ -167,6 +167,36 @@ async def test_a_commit_of_revoked_partitions_is_not_sent_under_a_later_epoch() 
             assert not cluster.groups.group("g").offsets
 
 
+async def test_a_commit_of_partitions_that_have_come_back_is_not_sent_under_a_later_epoch() -> None:
+    """It waited for a retry while another member had them, and took its offsets back."""
+    slow = {"enable_auto_commit": False, "retry_backoff_ms": 1500, "retry_backoff_max_ms": 1500}
+    async with FakeCluster(t=2) as cluster, consumer(cluster, "t", **slow) as first:
+        fill(cluster, "t", 0, 5)
+        fill(cluster, "t", 1, 5)
+        await read(first, 10)
+        name, _ = member_of(cluster)
+
+        def judge(request: OffsetCommitRequest, node: Any) -> Any:
+            is_refused = request.member_id == name
+            code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if is_refused else ErrorCode.NONE
+            return cluster.groups.commit(request, code)
+
+        cluster.script(OffsetCommitRequest, *[judge] * 1000)
+        pending = await first.commit_async({T0: 3, T1: 3})
+        await until(lambda: len(cluster.sent(OffsetCommitRequest)) == 1)
+        async with consumer(cluster, "t", enable_auto_commit=False) as second:
+            await poll_until(lambda: len(first.assignment()) == len(second.assignment()) == 1, first, second)
+            (moved,) = second.assignment()
+            await second.commit({moved: 5})
+        await poll_until(lambda: len(first.assignment()) == 2, first)
+        assert len(cluster.sent(OffsetCommitRequest)) == 2  # the retry is still to come
+        cluster.scripts[OffsetCommitRequest].clear()
+        with pytest.raises(KafkaError, match="dealt its partitions anew"):
+            await asyncio.wait_for(pending, PATIENCE_S)
+        offsets = cluster.groups.group("g").offsets
+        assert {partition: offset[0] for partition, offset in offsets.items()} == {tuple(moved): 5}
+
+
 async def test_a_member_that_has_joined_again_by_a_heartbeat_commits_nothing_of_what_it_has_lost() -> None:
     """The epoch of the new membership is valid: a commit before the next poll, or in the listener for what is lost,
     took the offsets of the next owner back.

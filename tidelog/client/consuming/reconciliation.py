@@ -27,6 +27,8 @@ class Reconciler(Rebalancer):
         self._subscribed_topics: TopicSelection | None = None
         self._waits_for_metadata = False
         """An assigned topic has an id that the metadata does not have yet."""
+        self._owned_since: dict[TopicPartition, int] = {}
+        """The member's epoch in which each assigned partition came."""
         self._is_losing = False
         """The listener is being called for lost partitions."""
         self.coordinator.fetching_identity = lambda: self._identity
@@ -85,7 +87,7 @@ class Reconciler(Rebalancer):
         if self._waits_for_metadata:
             self._cluster.request_refresh()
         assigned = list(self._subscription.assigned)
-        kept = [partition for partition in assigned if partition in partitions]
+        kept = {partition: None for partition in assigned if partition in partitions}
         if len(kept) < len(assigned):
             if self._config.auto_commit:
                 await self._commit_in_step()
@@ -94,9 +96,14 @@ class Reconciler(Rebalancer):
         if not membership.may_own_partitions():
             return  # lost meanwhile: the next step gives up the rest
         self._set_assigned(partitions)
+        epoch = membership.identity.generation
+        self._owned_since = {
+            partition: self._owned_since.get(partition, epoch) if partition in kept else epoch
+            for partition in partitions
+        }
         if self._subscription.pattern is not None:
             self._subscription.set_topics({partition.topic for partition in partitions})
-        added = [partition for partition in partitions if partition not in set(kept)]
+        added = [partition for partition in partitions if partition not in kept]
         if added or not self._waits_for_metadata:
             await self._notify("assigned", added)
         if membership.may_own_partitions():
@@ -114,14 +121,14 @@ class Reconciler(Rebalancer):
     def _latest_identity(self, identity: GroupIdentity, partitions: Iterable[TopicPartition]) -> GroupIdentity:
         """The identity for another attempt of a commit: the member's epoch may have moved meanwhile.
 
-        Raises KafkaError(ILLEGAL_GENERATION) when the partitions were given up meanwhile, because the
-        commit could overwrite that of their next owner.
+        Raises KafkaError(ILLEGAL_GENERATION) when the partitions were given up meanwhile, also if they have come back,
+        because the commit could overwrite that of their next owner.
         """
         latest = self._identity
         if latest.member_id != identity.member_id or latest.generation <= identity.generation:
             return identity
-        joined_epoch = self._consumer_membership.joined_epoch
-        if identity.generation < joined_epoch or not self._subscription.assigned.keys() >= set(partitions):
+        assigned = self._subscription.assigned
+        if not all(each in assigned and self._owned_since[each] <= identity.generation for each in partitions):
             raise KafkaError(ErrorCode.ILLEGAL_GENERATION, "partitions were revoked before they were committed")
         return latest
 

@@ -79,7 +79,7 @@ class ConsumerMember:
         self._rebalance_timeout_ms = rebalance_timeout_ms
         self._server_assignor = server_assignor
         self._backoff_ms = backoff_ms
-        self.epoch = self.joined_epoch = JOIN_EPOCH
+        self.epoch = JOIN_EPOCH
         self.owned: frozenset[IdPartition] = frozenset()
         """The partitions of the last acknowledgement."""
         self.target: frozenset[IdPartition] | None = None
@@ -174,8 +174,6 @@ class ConsumerMember:
         if code is ErrorCode.NONE:
             self._failures = 0
             self._known = sent
-            if not self.is_member:
-                self.joined_epoch = response.member_epoch
             self.epoch = response.member_epoch
             self._interval_ms = response.heartbeat_interval_ms
             if response.assignment is not None:

@@ -75,11 +75,6 @@ class ConsumerMembership:
         return GroupIdentity(epoch, self._member.member_id, self._config.group_instance_id)
 
     @property
-    def joined_epoch(self) -> int:
-        """The first epoch since this member has joined, or joined again."""
-        return self._member.joined_epoch
-
-    @property
     def is_member(self) -> bool:
         return self._member.is_member
 
