@@ -116,3 +116,23 @@ def test_a_reader_that_receives_less_than_a_chunk_asks_for_less() -> None:
         with RawReader(bootstrap_servers=brokers, receive_message_max_bytes=40_000, retry_backoff_ms=10) as reader:
             chunks = list(reader.fetch(T0, 0, 1000, stall_timeout_ms=20_000))
         assert sum(len(list(iter_records(chunk.data))) for chunk in chunks) == 1000
+
+
+def test_a_batch_that_a_reader_cannot_receive_is_an_error_as_soon_as_it_is_asked_for_alone() -> None:
+    """It was asked for again until the read failed after `stall_timeout_ms`, as if no records had come."""
+
+    async def send_records(brokers: str) -> None:
+        async with Producer(bootstrap_servers=brokers) as producer:
+            await producer.send_and_wait("t", b"small")
+            await producer.send_and_wait("t", bytes(50_000))
+
+    with EmbeddedBroker() as broker:
+        brokers = broker.bootstrap_servers
+        asyncio.run(send_records(brokers))
+        options = {"receive_message_max_bytes": 40_000, "retry_backoff_ms": 10, "retry_backoff_max_ms": 10}
+        with RawReader(bootstrap_servers=brokers, **options) as reader:
+            chunks = reader.fetch(T0, 0, 2, stall_timeout_ms=20_000)
+            assert [record.value for record in iter_records(next(chunks).data)] == [b"small"]
+            with pytest.raises(KafkaError, match="records of t-0 at 1 cannot be fetched") as failure:
+                next(chunks)
+            assert failure.value.code is ErrorCode.MESSAGE_TOO_LARGE

@@ -100,7 +100,7 @@ async def fetch_raw(
     changes. With a `topic_id` (not zeros) it waits while the metadata has another topic of this name. Raises
     KafkaError: OFFSET_OUT_OF_RANGE when the log no longer (or not yet) has the offset, ReplacedOffsets
     when it is another log than the one that was read, REQUEST_TIMED_OUT when no records arrive for
-    `stall_timeout_ms`, and errors that are not retriable.
+    `stall_timeout_ms`, MESSAGE_TOO_LARGE for a batch that cannot be received, and errors that are not retriable.
     """
     await cluster.topic(partition.topic, stall_timeout_ms)
     isolation = ISOLATION[isolation_level]
@@ -174,6 +174,9 @@ class _Reader:
                 if not error.retriable:
                     raise
                 is_too_large = isinstance(error, AnswerTooLarge)
+                if is_too_large and self._chunk_bytes == 1:  # a single batch is
+                    problem = f"the records of {self._partition} at {offset} cannot be fetched: {error.message}"
+                    raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, problem) from None
                 if is_too_large or error.code is ErrorCode.REQUEST_TIMED_OUT:
                     # An answer of the same size would never come, over a slow link for example.
                     least = 1 if is_too_large else _CHUNK_BYTES_MIN
