@@ -446,6 +446,23 @@ def test_a_poll_that_is_interrupted_before_it_begins_returns_no_records_of_the_o
             assert consuming.position(T0) == 10
 
 
+@pytest.mark.parametrize("is_interrupted", [True, False], ids=["interrupted", "refused"])
+def test_a_poll_that_does_not_begin_returns_no_records_of_an_iteration_before_it(is_interrupted: bool) -> None:
+    """It went back to where the last records of the iteration began, and so did the next commit."""
+    wrong: Any = "soon"
+    with served(t=1) as fake:
+        fill(fake, "t", 0, 10)
+        with consumer(fake, auto_offset_reset="earliest", enable_auto_commit=False) as consuming:
+            consuming.subscribe(["t"])
+            assert [next(consuming).offset for _ in range(10)] == list(range(10))
+            if is_interrupted:
+                _interrupt_before_it_begins(consuming, lambda: consuming.poll(1_000))
+            else:
+                with pytest.raises(TypeError):
+                    consuming.poll(wrong)
+            assert consuming.position(T0) == 10
+
+
 def _interrupt_before_it_begins(consuming: sync.Consumer, call: Callable[[], object]) -> None:
     """Interrupt the main thread while the consumer's loop is busy."""
 

@@ -509,7 +509,10 @@ class Consumer:
         is closed.
         """
         if not self._iteration.records:
-            self._iteration.fill((await self.next_batch()).values())
+            try:
+                self._iteration.fill((await self.next_batch()).values())
+            finally:
+                self.positions_before_take = {}  # these records count as consumed one by one
         return self._iteration.records
 
     def _rewind(self) -> None:
