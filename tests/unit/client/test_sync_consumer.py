@@ -19,6 +19,8 @@ from tidelog.client import ConsumerRecord, OffsetAndMetadata, RebalanceListener,
 from tidelog.client.consuming.fetch_buffer import FetchBuffer
 from tidelog.client.consuming.iteration_buffer import IterationBuffer
 from tidelog.client.sync.loop_thread import LoopThread
+from tidelog.protocol.batches.records import encode_batch
+from tidelog.protocol.messages.fetch import FetchRequest
 from tidelog.protocol.messages.leave_group import LeaveGroupRequest
 from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
 
@@ -461,6 +463,32 @@ def test_a_poll_that_does_not_begin_returns_no_records_of_an_iteration_before_it
                 with pytest.raises(TypeError):
                     consuming.poll(wrong)
             assert consuming.position(T0) == 10
+
+
+def test_a_poll_that_raises_leaves_the_records_of_other_partitions() -> None:
+    """They were fetched again behind each error, and only after the wait of the fetch under way."""
+
+    def deserialized(value: bytes) -> bytes:
+        if value == b"bad":
+            raise ValueError
+        return value
+
+    with served(t=2) as fake:
+        fake.topics["t"][0].append(bytes(encode_batch([(0, None, b"bad", ())])))
+        fill(fake, "t", 1, 20)
+        with consumer(
+            fake, auto_offset_reset="earliest", value_deserializer=deserialized, max_poll_records=4
+        ) as reading:
+            reading.assign([T0, T1])
+            read_of = errors = 0
+            while read_of < 20:
+                try:
+                    read_of += sum(map(len, reading.poll(1_000).values()))
+                except ValueError:
+                    errors += 1
+            assert errors
+        partitions = [each for fetch in fake.sent(FetchRequest) for topic in fetch.topics for each in topic.partitions]
+        assert {each.fetch_offset for each in partitions if each.partition == 1} <= {0, 20}
 
 
 def _interrupt_before_it_begins(consuming: sync.Consumer, call: Callable[[], object]) -> None:

@@ -434,13 +434,14 @@ class Consumer:
             if self._closed:
                 return None
             lookup.start_lookup()
-            if self.keeps_positions:
-                self.positions_before_take = self._subscription.positions()
+            positions = self._subscription.positions() if self.keeps_positions else {}
             try:
                 records = take(self._fetcher)
             except Exception:
                 await asyncio.sleep(0)  # as below: the next poll may raise the same at once
                 raise
+            if records:  # else none are to be returned
+                self.positions_before_take = positions
             self._fetcher.send_fetches()
             remaining_s = deadline - loop.time()
             if records or remaining_s <= 0:
@@ -509,10 +510,8 @@ class Consumer:
         is closed.
         """
         if not self._iteration.records:
-            try:
-                self._iteration.fill((await self.next_batch()).values())
-            finally:
-                self.positions_before_take = {}  # these records count as consumed one by one
+            self._iteration.fill((await self.next_batch()).values())
+            self.positions_before_take = {}  # these records count as consumed one by one
         return self._iteration.records
 
     def _rewind(self) -> None:
