@@ -71,7 +71,7 @@ async def _resolve(options: SourceOptions) -> ResolvedRanges:
     cluster = Cluster(options.consumer)
     await cluster.start()
     try:
-        edges = await _edges(cluster, options, (options.starting, options.ending))
+        edges = await _edges_of_batch(cluster, options)
     finally:
         await cluster.close()
     topics, partitions, earliest, bounds, latest, ends = edges
@@ -88,6 +88,19 @@ async def _resolve(options: SourceOptions) -> ResolvedRanges:
         start, end = _clip_to_log(options, partition, start, end, earliest, ends)
         ranges.append(OffsetRange(*partition, start, end))
     return ResolvedRanges(ranges, _ids(topics))
+
+
+async def _edges_of_batch(cluster: Cluster, options: SourceOptions) -> _Edges:
+    bounds = (options.starting, options.ending)
+    try:
+        return await _edges(cluster, options, bounds)
+    except KafkaError as error:
+        # Another look finds what is there without a topic that was there a moment before, or with the new one.
+        is_gone = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not isinstance(error, MissingPartition)
+        if options.fail_on_data_loss or not is_gone:
+            raise
+        logger.warning("%s; the read is planned again", error)
+    return await _edges(cluster, options, bounds)
 
 
 class FirstOffsets(NamedTuple):

@@ -211,6 +211,37 @@ def test_a_stream_passes_over_no_record_that_comes_while_its_start_is_looked_up(
         assert stream.latest_offset(start) == (start if is_available_now or first == 5 else {topic: {"0": 10}})
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("is_pattern", [False, True])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_read_is_planned_again_where_a_topic_is_gone_while_it_is_planned(
+    node, new_topic, monkeypatch, caplog, moment, is_pattern
+):
+    """It failed where loss is tolerated, too. With a pattern the topic is deleted, else created again with less."""
+    topic, real, steps = new_topic(5, 6), offsets._await_metadata, ["once"]
+
+    async def await_metadata(cluster, options, topics):
+        if moment == "after":
+            await real(cluster, options, topics)
+        if steps:
+            steps.clear()
+            with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
+                admin.delete_topics([topic])
+            if not is_pattern:
+                node.topic(topic, 2)
+        if moment == "before":
+            await real(cluster, options, topics)
+
+    monkeypatch.setattr(offsets, "_await_metadata", await_metadata)
+    wanted = {"subscribePattern": f"^{topic}$"} if is_pattern else {"subscribe": topic}
+    assert ranges(node, failOnDataLoss="false", **wanted) == ([] if is_pattern else [(topic, 0, 0, 2)])
+    assert [message for message in caplog.messages if "the read is planned again" in message]
+    if moment == "before" and not is_pattern:
+        steps.append("once")
+        with pytest.raises(KafkaError, match="was created again"):
+            ranges(node, **wanted)
+
+
 def test_a_timestamp_after_the_last_record(node, new_topic):
     topic = new_topic(10, 20)
     late = str(TIME + 15)
