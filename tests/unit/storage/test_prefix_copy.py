@@ -18,9 +18,7 @@ from tests.unit.storage.test_stray_cleanings import Killed, Mortal
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.storage.files.checkpoints import (
     CLEANER_OFFSET_FILE,
-    LEADER_EPOCH_FILE,
     OffsetCheckpoints,
-    decode_leader_epochs,
 )
 from tidelog.storage.files.disk import DirectoryEntry
 from tidelog.storage.log import swap
@@ -300,11 +298,12 @@ def test_the_other_copy_may_be_less_clean(tmp_path: Path) -> None:
     assert {(key, value) for _, key, value in contents(log) if key in (b"a", b"b", b"x")} == {(b"b", b"1")}
 
 
-def test_the_leader_epochs_of_a_copy_are_filed_at_once(tmp_path: Path) -> None:
-    """After a kill the file from before says that whole batches are damaged."""
+@pytest.mark.parametrize("turns", range(7))
+def test_the_leader_epochs_of_a_copy_are_filed_before_it_takes_its_place(tmp_path: Path, turns: int) -> None:
+    """By the file from before, a start after a kill takes whole batches for damaged."""
 
     def append(made: Logs) -> None:
-        made.append(keyed(("k", "1"), ("c", "1")), keyed(("x", "1")), keyed(("k", None)))
+        made.append(keyed(("k", "1"), ("c", "1")), keyed(("k", None)))
         made.log.assign_epoch(1)
         made.append(keyed(("x", "2")), keyed(("e", "1")), epoch=1)
         made.log.roll(NOW)
@@ -325,9 +324,17 @@ def test_the_leader_epochs_of_a_copy_are_filed_at_once(tmp_path: Path) -> None:
     here.directory.write_checkpoints()
     before = [*here.log.leader_epochs]
     damage(here, 0)
-    copy_prefix(here.log, other.log, 2)
-    filed = decode_leader_epochs((here.folder / LEADER_EPOCH_FILE).read_bytes())
-    assert [*filed] == [*here.log.leader_epochs] == [*other.log.leader_epochs] != before
+    damaged = here.log.damaged_ranges()[0][1]
+    copy = PrefixCopy(here.log, here.log.segments[2], NOW)
+    fetch_all(copy, other.log)
+    for _ in range(turns):
+        copy.advance()
+        copy.run()
+    here.kill()
+    log = here.open(machine_ran_on=True)
+    examine_all(log)
+    assert {each for _, each in log.damaged_ranges()} <= {damaged}
+    assert ([*log.leader_epochs] == [*other.log.leader_epochs] != before) if turns else [*log.leader_epochs] == before
 
 
 def test_a_lost_segment_is_missed_also_by_a_start_after_a_kill_before_its_copy_takes_its_place(tmp_path: Path) -> None:

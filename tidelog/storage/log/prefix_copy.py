@@ -104,6 +104,7 @@ class PrefixCopy(Compaction):
                     self._is_whole = False
                     self._forget_former_transactions()
                 if self._ready:
+                    self._correct_epochs()
                     # On the device before the copy takes its place: the cleaner is to compare the whole log again.
                     self.log.cleaned_offset = min(self.log.cleaned_offset, self.log.log_start_offset)
                     self.log.write_checkpoint()
@@ -115,9 +116,7 @@ class PrefixCopy(Compaction):
                     raise
                 self.take_back()
                 raise NoSpace(error.errno, error.strerror, error.filename) from error
-        has_more = super().advance()
-        self._correct_epochs()
-        return has_more
+        return super().advance()
 
     def _name_early_ends(self) -> None:
         """Before the segments on both sides of a gap are there that is too large for an index. Raises OSError."""
@@ -125,16 +124,13 @@ class PrefixCopy(Compaction):
         if early_ends := {(each.base_offset, each.next_offset) for each in copied if each.may_end_early}:
             name_early_ends(self.log, early_ends)
 
-    def give_up(self) -> None:
-        super().give_up()
-        self._correct_epochs()
-
     def _correct_epochs(self) -> None:
-        """In the turn in which the copy takes its place. The batches of an epoch may begin later than the epoch."""
+        """On the device before the copy takes its place, because a start after a kill may finish the swap. The batches
+        that it replaces are of the same epochs. Those of an epoch may begin later than the epoch.
+        """
         epochs, known = self._epochs, self.log.leader_epochs
-        if not epochs or not self.is_in_place:
+        if not epochs:
             return
-        self._epochs = []
         start = max(epochs[0].earliest, self.log.log_start_offset)
         if known.correct_by(epochs, start, self._copied_to, is_cleaned=True):
             logger.warning("%s: taking the leader epochs of another replica's copy", self.log.directory)
