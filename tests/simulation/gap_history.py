@@ -217,7 +217,7 @@ class GapHistory(CompactionHistory):
         AFTER_A_START[0].check(log, model, self.now_ms, self.rng)
         model.kept_end = 0
         model.batches = [batch for batch in model.batches if batch.last_offset < log.log_end_offset]
-        model.gap_ends = {log.log_end_offset}
+        model.gap_ends = {each for each in model.gap_ends if each < log.log_end_offset} | {log.log_end_offset}
         model.promised_end = min(model.promised_end, log.log_end_offset)
         high_watermark = log.high_watermark
         log.set_high_watermark(log.log_end_offset)
@@ -478,7 +478,7 @@ class GapHistory(CompactionHistory):
         try:
             while True:
                 wanted = copy.wants_from
-                others = [each.data for each in self.model.batches if each.last_offset >= wanted >= 0]
+                others = [stamped(each) for each in self.model.batches if each.last_offset >= wanted >= 0]
                 copy.data = b"".join(others[: self.rng.choice((1, 3, 100))])
                 copy.run()
                 if not copy.advance():
