@@ -12,6 +12,7 @@ from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, offsets_of, read, records_of
 from tests.unit.storage.cleaning import clean
 from tests.unit.storage.test_damage import copy_of, repair_range
+from tests.unit.storage.test_prefix_copy import copy_prefix
 from tidelog.protocol.batches.record_batch import LEADER_EPOCH_OFFSET, iter_headers
 from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, ExplainedGaps, encode_explained_gaps
 from tidelog.storage.log.directory import LogDirectory
@@ -643,3 +644,57 @@ def test_flushed_records_behind_a_gap_that_all_replicas_have_survive_a_loss_of_p
             for segment in list(log.segments):
                 scrub(log, segment)
             assert not log.damaged_ranges()
+
+
+@pytest.mark.parametrize("is_cleaned", [False, True])
+@pytest.mark.parametrize("ending", ["clean stop", "kill", "loss of power"])
+def test_a_lost_segment_behind_a_cleaned_one_of_many_offsets_is_damage(
+    tmp_path: Path, ending: str, is_cleaned: bool
+) -> None:
+    """The one before it seemed to end before a gap that is too large for an index: readers passed over its records."""
+    made, other = (Logs(tmp_path / name, LogConfig(cleanup_policy=COMPACTED)) for name in ("made", "other"))
+    for each in (made, other):
+        for offsets in ((0, 2**31 - 100), (2**31 - 50, 2**31 + 10), (2**31 + 11,)):
+            follow(each.log, *offsets)
+            each.log.roll(NOW)
+            each.log.set_high_watermark(each.log.log_end_offset)
+            if is_cleaned or not offsets[0]:
+                each.directory.enter_in_cleaner_checkpoint(each.log)
+                clean(each.log)
+    lost, behind = (each.base_offset for each in list(made.log.segments)[1:3])
+    assert is_beyond_index(0, behind)
+    assert not is_beyond_index(0, lost)
+    made.log.flush()
+    made.directory.write_checkpoints()
+    (made.close if ending == "clean stop" else made.kill)()
+    (made.folder / f"{lost:020d}.log").unlink()
+    log = made.open(machine_ran_on=ending == "kill")
+    with pytest.raises(DamagedRecords):
+        read(log, lost, 100, log.log_end_offset)
+    assert [(each.first_offset, each.end_offset) for _, each in log.damaged_ranges()] == [(lost, behind)]
+    copy_prefix(log, other.log, 0)
+    for _ in range(2):
+        assert offsets_of(records_of(made.log)) == offsets_of(records_of(other.log))
+        assert not made.log.damaged_ranges()
+        made.close_and_open()
+
+
+@pytest.mark.parametrize("ending", ["clean stop", "kill", "loss of power"])
+def test_a_cleaning_names_the_far_gaps_that_kafka_has_left(logs: MakeLogs, ending: str) -> None:
+    """Kafka begins no empty segment for them, and has no file that names them."""
+    made = logs(cleanup_policy=COMPACTED)
+    with_far_gap(made, is_cleaned=False)
+    made.close()
+    for path in (*made.folder.glob(f"{4:020d}.*"), made.folder / EXPLAINED_GAPS_FILE):
+        path.unlink()
+    for _ in range(3):
+        log = made.open(machine_ran_on=ending == "kill")
+        assert {1, 3, *range(FAR, FAR + 5)} <= {*offsets_of(records_of(log))}
+        for segment in list(log.segments):
+            scrub(log, segment)
+        assert not log.damaged_ranges()
+        made.directory.enter_in_cleaner_checkpoint(log)
+        clean(log)
+        log.flush()
+        made.directory.write_checkpoints()
+        (made.close if ending == "clean stop" else made.kill)()

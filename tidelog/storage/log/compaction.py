@@ -24,7 +24,7 @@ from tidelog.storage.cleaner.keys import KeyTable
 from tidelog.storage.cleaner.transactions import CleanedTransactions
 from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, EXPLAINED_GAPS_FILE
 from tidelog.storage.files.disk import Disk, is_exhaustion
-from tidelog.storage.log.explained_gaps import is_beyond_index, keep_ends_below
+from tidelog.storage.log.explained_gaps import is_beyond_index, keep_ends_below, name_early_ends
 from tidelog.storage.log.swap import Swap, remove_strays
 from tidelog.storage.producers.producer_state import FIRST_SEQUENCE, LAST_OFFSET, ProducerEntry
 from tidelog.storage.segments import lookup
@@ -177,6 +177,7 @@ class Compaction:
             if self.error is not None:
                 raise self.error
             if self._ready:
+                self._name_early_ends()
                 self._swap, self._ready = Swap(self.log, self._ready), []
             if self._swap is not None:
                 self._swap.advance()
@@ -192,6 +193,15 @@ class Compaction:
             self.abandon()
             raise
         return True
+
+    def _name_early_ends(self) -> None:
+        """Before there are batches on both sides of a gap that is too large for an index: a start would miss a segment
+        between them (`may_end_early`). Kafka leaves such a gap without an empty segment. Raises OSError.
+        """
+        new = [segment for _, segments in self._ready for segment in segments if segment.size_bytes]
+        early_ends = {(each.base_offset, each.next_offset) for each in new if each.may_end_early}
+        if early_ends := {each for each in early_ends if is_beyond_index(*each)}:
+            name_early_ends(self.log, early_ends)
 
     def give_up(self) -> None:
         """End the cleaning before a truncation or close. A started swap is finished, which waits for the device.

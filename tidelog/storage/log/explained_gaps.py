@@ -316,7 +316,8 @@ def may_end_early(
 
     `kept_below`: as `ends_kept_below` says. `early_ends`: those of `explained-gaps`. `synced_below`: a loss of power
     may have taken what was appended above it, but not what was cleaned, nor what is before a gap that is too large for
-    an index. No batch of a compacted log can be at the end of a segment before such a gap. Kafka's cleaner writes its
+    an index. No batch of a compacted log can be at the end of a segment before such a gap. Without a name, one with
+    batches may lack the next segment instead: the two may have more offsets than an index. Kafka's cleaner writes its
     checkpoint last, or not at all if it is stopped. Raises OSError.
     """
     base_offset, is_named = segment.base_offset, (segment.base_offset, next_offset) in early_ends
@@ -332,7 +333,7 @@ def may_end_early(
     if not is_cleaned and next_offset > synced_below:
         return is_named and is_beyond_index(base_offset, next_offset)
     if cleaned_offset >= 0 and is_beyond_index(base_offset, next_offset):
-        return True
+        return is_named or not (kept_below and segment.size_bytes)
     if is_cleaned:
         return not kept_below
     return is_named or (not kept_below and base_offset < cleaned_offset)
