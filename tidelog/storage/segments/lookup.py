@@ -167,7 +167,8 @@ def _first_in_segment(
             raise CorruptIndex(segment.time_index.path, reason)
         if header.max_timestamp < timestamp or header.last_offset < log_start_offset or not header.record_count:
             continue  # a batch that compaction emptied keeps its timestamp
-        if header.timestamp_type == LOG_APPEND_TIME:
+        is_thinned = header.record_count <= header.last_offset_delta  # compaction removed records of it
+        if header.timestamp_type == LOG_APPEND_TIME and not is_thinned:
             offset = max(header.base_offset, log_start_offset)
             return TimestampOffset(header.max_timestamp, offset, header.partition_leader_epoch)
         search = _Search(timestamp, INT64_MAX, log_start_offset)
@@ -384,6 +385,8 @@ def _looking(section: bytes, header: BatchHeader, search: _Search) -> Generator[
         if index % STEP_RECORDS == STEP_RECORDS - 1:
             yield
         offset, timestamp = header.base_offset + offset_delta, header.base_timestamp + time_delta
+        if header.timestamp_type == LOG_APPEND_TIME:
+            timestamp = header.max_timestamp
         if search.oldest <= timestamp <= search.newest and offset >= search.from_offset:
             return TimestampOffset(timestamp, offset, header.partition_leader_epoch)
     return None
