@@ -134,6 +134,33 @@ async def test_the_logs_are_looked_after_in_turns_of_the_loop(monkeypatch: pytes
     assert sorted(node.disk.removed) == ["d/t-0/1.log.deleted", "d/t-0/2.log.deleted"]
 
 
+async def test_idle_producers_are_looked_for_in_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all partitions in one turn, it held the clients up for seconds where clients had made many producers."""
+    monkeypatch.setattr(upkeep, "TURN_S", -1.0)
+    node, looks = Node(), list[int]()
+
+    def partition(number: int) -> SimpleNamespace:
+        return SimpleNamespace(log=SimpleNamespace(expire_producers=lambda now_ms: looks.append(number)))
+
+    def fail(now_ms: int) -> None:
+        raise AssertionError(now_ms)
+
+    hosted = [partition(number) for number in range(3)]
+    monkeypatch.setattr(node, "hosted", lambda: hosted)
+    node.upkeep._expire_producers()
+    assert looks == [0]
+    node.upkeep._expire_producers()  # while the first look is under way
+    hosted.clear()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert looks == [0, 1, 2]
+    hosted[:] = [SimpleNamespace(log=SimpleNamespace(expire_producers=fail))]
+    node.upkeep._expire_producers()
+    hosted[:] = [partition(3)]
+    node.upkeep._expire_producers()
+    assert looks == [0, 1, 2, 3]
+
+
 async def test_a_look_that_fails_is_followed_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
 

@@ -91,6 +91,7 @@ class Upkeep:
         self._round: Iterator[None] | None = None
         """The maintenance of all logs that is under way."""
         self._looks_again = False
+        self._is_expiring = False
         self._doomed: dict[LogDirectory, list[str]] = {}
         self._removals: dict[LogDirectory, _Removal] = {}
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
@@ -230,9 +231,21 @@ class Upkeep:
             self.on_doubt(log)
 
     def _expire_producers(self) -> None:
+        """In turns of the loop, because clients may have had many producers in each of many partitions."""
+        if not self._is_expiring:
+            self._is_expiring = True
+            self._begin_round(self._expire_of_each(), self._expiry_ended)
+
+    def _expire_of_each(self) -> Iterator[None]:
         now_ms = self._clock_ms()
-        for partition in self._partitions.hosted():
+        for partition in list(self._partitions.hosted()):
             partition.log.expire_producers(now_ms)
+            yield
+
+    def _expiry_ended(self, error: Exception | None) -> None:
+        if error is not None:  # a bug here: the next round begins anew
+            logger.error("the look for idle producers failed", exc_info=error)
+        self._is_expiring = False
 
     def flush_by_time(self) -> None:
         """Flush the logs with unsynced records older than flush.ms."""
