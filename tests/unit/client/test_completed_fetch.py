@@ -233,6 +233,33 @@ def test_what_a_deserializer_refuses_is_not_passed_over():
         assert (fetched.position, fetched.exhausted) == (2, False)
 
 
+def test_what_a_deserializer_refuses_for_a_time_is_deserialized_in_a_later_call():
+    """A schema registry was away for a moment: each later call raised what the first one had."""
+    values: list[bytes] = []
+    problem = ConnectionError("away")
+
+    def deserialized(value: bytes) -> bytes:
+        values.append(value)
+        if value in (b"0", b"2") and values.count(value) < 4:
+            raise problem
+        return value
+
+    fetched = CompletedFetch(TP, 0, batch(0, 5) + batch(5, 2), value_deserializer=deserialized)
+    for _ in range(3):
+        with pytest.raises(ConnectionError):
+            fetched.take(1)
+    assert problem.__notes__ == ["at offset 0 of t-3"]
+    assert offsets(fetched) == [0, 1]
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            fetched.take(1)
+    assert (fetched.position, fetched.has_failed) == (2, True)
+    assert [record.offset for record in fetched.take(2)] == [2, 3]
+    assert offsets(fetched) == [4, 5, 6]
+    assert values == [b"0"] * 4 + [b"1"] + [b"2"] * 4 + [b"3", b"4", b"5", b"6"]
+    assert fetched.exhausted
+
+
 def test_a_batch_whose_first_record_is_refused_is_not_passed_over():
     fetched = CompletedFetch(TP, 0, batch(0, 3) + batch(3, 2), value_deserializer=lambda value: 1 // int(value))
     for _ in range(2):

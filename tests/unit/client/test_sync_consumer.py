@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
 import time
@@ -489,6 +490,29 @@ def test_a_poll_that_raises_leaves_the_records_of_other_partitions() -> None:
             assert errors
         partitions = [each for fetch in fake.sent(FetchRequest) for topic in fetch.topics for each in topic.partitions]
         assert {each.fetch_offset for each in partitions if each.partition == 1} <= {0, 20}
+
+
+def test_a_record_that_a_deserializer_refuses_for_a_time_is_read_by_a_later_poll() -> None:
+    """Each later poll raised what the first one had, until a seek."""
+    answers = iter([False, True, False, False])
+
+    def deserialized(value: bytes) -> bytes:
+        if value == b"3" and not next(answers, True):
+            raise ConnectionError
+        return value
+
+    with served(t=2) as fake:
+        fill(fake, "t", 0, 5)
+        fill(fake, "t", 1, 3)
+        with consumer(fake, auto_offset_reset="earliest", value_deserializer=deserialized) as reading:
+            reading.assign([T0, T1])
+            offsets: dict[TopicPartition, list[int]] = {T0: [], T1: []}
+            deadline = time.monotonic() + PATIENCE_S
+            while sum(map(len, offsets.values())) < 8 and time.monotonic() < deadline:
+                with contextlib.suppress(ConnectionError):
+                    for partition, records in reading.poll(100).items():
+                        offsets[partition] += [record.offset for record in records]
+            assert offsets == {T0: [0, 1, 2, 3, 4], T1: [0, 1, 2]}
 
 
 def _interrupt_before_it_begins(consuming: sync.Consumer, call: Callable[[], object]) -> None:

@@ -60,6 +60,7 @@ class CompletedFetch:
         "_key_deserializer",
         "_pieces",
         "_records",
+        "_refused",
         "_traceback",
         "_value_deserializer",
         "end_epoch",
@@ -108,6 +109,8 @@ class CompletedFetch:
         self._columns: tuple[str, ...] = ()
         self._records: list[ConsumerRecord] = []
         self._cursor = 0
+        self._refused: list[ConsumerRecord] = []
+        """The records behind these, from one on that a deserializer has refused."""
         self._batch_end = start_offset
         """The offset after the batch that `_records` come from."""
         self._error: Exception | None = None
@@ -174,11 +177,12 @@ class CompletedFetch:
     def take(self, limit: int) -> list[ConsumerRecord]:
         """Return up to `limit` records and move `position` behind them; empty at the end.
 
-        Raises KafkaError CORRUPT_MESSAGE or INVALID_RECORD when the next batch is broken. Raises
-        the deserializer's exception when it refused the next record. Later calls raise the same
-        error.
+        Raises KafkaError CORRUPT_MESSAGE or INVALID_RECORD when the next batch is broken, also in later
+        calls. Raises the deserializer's exception when it refuses the next record, which it gets again in each call.
         """
         self._pieces = None
+        if self._refused and self.has_failed:
+            self._error = None  # the schema registry may be back
         records: list[ConsumerRecord] = []
         while len(records) < limit:
             if self._cursor >= len(self._records):
@@ -295,6 +299,9 @@ class CompletedFetch:
 
     def _decode_next(self) -> bool:
         """Decode the next batches that have a record to hand out; False when no such batch follows."""
+        if self._refused:
+            self._records, self._cursor = self._deserialize(self._refused), 0
+            return bool(self._records)
         while run := self._take_run():
             start, header = run[0]
             records: list[ConsumerRecord] | None = None
@@ -363,8 +370,9 @@ class CompletedFetch:
     def _deserialize(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:
         """Deserialize records up to the first that fails.
 
-        Its exception becomes the error of later calls.
+        Its exception becomes the error of the next call.
         """
+        self._refused = []
         key_deserializer, value_deserializer = self._key_deserializer, self._value_deserializer
         if key_deserializer is None and value_deserializer is None:
             return records
@@ -376,8 +384,11 @@ class CompletedFetch:
                 if value_deserializer is not None and record.value is not None:
                     record = record._replace(value=value_deserializer(record.value))
             except Exception as error:
-                error.add_note(f"at offset {record.offset} of {self.partition}")
+                note = f"at offset {record.offset} of {self.partition}"
+                if note not in getattr(error, "__notes__", ()):  # a deserializer may raise the same one again
+                    error.add_note(note)
                 self._error, self._traceback = error, error.__traceback__
+                self._refused = records[len(deserialized) :]
                 break
             deserialized.append(record)
         return deserialized

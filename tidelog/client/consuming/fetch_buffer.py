@@ -66,6 +66,8 @@ class FetchBuffer:
         while progress and remaining > 0:
             progress = False
             for partition in self._in_turn():
+                if partition in errors:  # a deserializer may have waited for long
+                    continue
                 try:
                     self._note_start(starts, partition)
                     records = self._take_from(partition, remaining)
