@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 _END_TIMEOUT_MS = 60_000
 _LOAD_TIMEOUT_S = 300
+_KILL_TIME_S = 5.0
+"""The time in which Spark ends the tasks of a failed write: it looks every two seconds, and kills two seconds later."""
 _ENDED_ERRORS = frozenset(
     (
         ErrorCode.INVALID_TXN_STATE,
@@ -284,14 +286,23 @@ def end_transactions(options: SinkOptions, transactions: Sequence[DetachedTransa
         asyncio.run(_end_transactions(options, transactions, committed))
 
 
-def abort_write(options: SinkOptions, query: str, transactions: Sequence[DetachedTransaction]) -> None:
+def abort_write(
+    options: SinkOptions, query: str, transactions: Sequence[DetachedTransaction], *, has_running_tasks: bool = False
+) -> None:
     """Abort the transactions of a batch write, also those that killed tasks have left open.
 
-    An abort goes on after an error.
+    Where tasks run yet it waits for their end. An abort goes on after an error.
     """
     end_transactions(options, transactions, committed=False)
     if options.exactly_once and not options.max_atomic_bytes:
-        asyncio.run(_abort_open(options, f"{query_group(options.prefix, query)}-"))
+        asyncio.run(_abort_open_write(options, f"{query_group(options.prefix, query)}-", has_running_tasks))
+
+
+async def _abort_open_write(options: SinkOptions, id_prefix: str, has_running_tasks: bool) -> None:
+    await _abort_open(options, id_prefix)
+    if has_running_tasks:  # one may begin its transaction, and leave it open, before Spark kills it
+        await asyncio.sleep(_KILL_TIME_S)
+        await _abort_open(options, id_prefix)
 
 
 def abort_micro_batch(

@@ -75,7 +75,8 @@ class TidelogWriter(DataSourceArrowWriter):  # type: ignore[misc,unused-ignore]
         end_transactions(self._options, _transactions(messages), committed=True)
 
     def abort(self, messages: Messages) -> None:
-        abort_write(self._options, self._query, _transactions(messages))
+        has_running_tasks = None in messages
+        abort_write(self._options, self._query, _transactions(messages), has_running_tasks=has_running_tasks)
 
 
 class TidelogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc,unused-ignore]

@@ -170,6 +170,29 @@ def test_an_abort_also_ends_what_killed_tasks_of_the_write_have_left_open(option
     assert written(options, topic) == Counter([b"-1/0"])
 
 
+def test_a_task_that_begins_its_transaction_as_the_write_is_aborted_leaves_none_open(broker, options, monkeypatch):
+    """Spark aborts a write when one task has failed, and kills the others later. Readers waited for its timeout."""
+    pytest.importorskip("pyspark")
+    from tidelog.spark_ingest.writers import TidelogWriter
+
+    writer, look = TidelogWriter(options), sink._abort_open
+    begun: list[str] = []
+
+    async def look_before_a_task_begins(options, id_prefix):
+        await look(options, id_prefix)
+        if not begun:
+            begun.append(id_prefix)
+            await asyncio.to_thread(write_task, options, TaskId(writer._query, 1, -1), rows("late"))
+
+    monkeypatch.setattr(sink, "_abort_open", look_before_a_task_begins)
+    monkeypatch.setattr(sink, "_KILL_TIME_S", 0.1)
+    writer.abort([None, None])
+    with Admin(bootstrap_servers=broker.bootstrap_servers) as admin:
+        listings = admin.list_transactions(states=["Ongoing"])
+    assert begun
+    assert not [each for each in listings if writer._query in each.transactional_id]
+
+
 def test_another_query_writes_its_own_micro_batch_0(options, topic):
     for query in ("q5", "q6"):
         batch = MicroBatch(options, query, 0)
