@@ -142,6 +142,14 @@ class CompactedReplicas(PlacesOfReplicas):
             with suppress(PowerLoss):
                 self.clean_on(node, CLEANED_STEPS_MAX)
 
+    def run_for_long(self, duration_ms: float) -> None:
+        """The cleaner's threads return meanwhile: a move waits for a cleaning that was given up."""
+        for node, compaction in list(self.compactions.items()):
+            if compaction.is_given_up and self.nodes.get(node.id) is node and not node.disk.is_off:
+                with suppress(PowerLoss):
+                    self.clean_on(node, 1)
+        super().run_for_long(duration_ms)
+
     def be_away_for_long(self) -> None:
         """A replica ends, and comes back when the others have written and been cleaned several times."""
         if len(self.hosting) < 2:
