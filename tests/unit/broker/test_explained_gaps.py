@@ -27,6 +27,8 @@ HAS = bytes(batch(1, base_offset=3)) + LACKS
 DEAD = None
 SHORT = ErrorCode.OFFSET_OUT_OF_RANGE
 NOTHING = b""
+BEHIND = object()
+"""The answer of a replica whose log ends behind the gap."""
 
 
 class Replica:
@@ -67,8 +69,10 @@ class Replica:
         self.asked.append(endpoint.port)
         if answer is DEAD:
             raise PeerUnreachable("nobody listens")
-        is_error = isinstance(answer, ErrorCode)
         offset = request.topics[0].partitions[0].fetch_offset
+        if answer is BEHIND or answer == NOTHING:
+            answer = SHORT if answer == NOTHING and offset > self.log.log_end_offset else NOTHING
+        is_error = isinstance(answer, ErrorCode)
         first = [] if is_error else [at for at, header in iter_headers(answer) if header.next_offset > offset]
         data = PartitionData(
             partition_index=0, error_code=answer if is_error else 0, high_watermark=9,
@@ -137,13 +141,15 @@ async def test_a_leader_that_does_not_answer_explains_nothing(in_sync: tuple[int
 
 @pytest.mark.parametrize(
     ("uncommitted", "explains"),
-    [(NOTHING, True), (LACKS, True), (HAS, False), (SHORT, False), (DEAD, False)],
-    ids=["nothing", "lacks", "has", "short", "dead"],
+    [(BEHIND, True), (LACKS, True), (NOTHING, False), (HAS, False), (SHORT, False), (DEAD, False)],
+    ids=["behind", "lacks", "nothing", "has", "short", "dead"],
 )
-async def test_what_a_leader_lacks_before_the_end_of_its_log_is_taken_for_compacted(
-    uncommitted: Any, explains: bool
+@pytest.mark.parametrize("node", [2, 3], ids=["leader", "follower"])
+async def test_what_a_replica_in_sync_lacks_before_the_end_of_its_log_is_taken_for_compacted(
+    node: int, uncommitted: Any, explains: bool
 ) -> None:
     """Its log ends behind the gap, or has only uncommitted records there, which wait for this follower: it was never
     explained, and where the followers that are left are too few, nothing could be written any more.
     """
-    assert await Replica({2: {False: NOTHING, True: uncommitted}}, in_sync=(2,)).explains() == explains
+    answers = {2: LACKS, 3: LACKS, node: {False: NOTHING, True: uncommitted}}
+    assert await Replica(answers, in_sync=(2, 3)).explains() == explains

@@ -561,7 +561,8 @@ class Repairs:
         for source in self.others(partition):
             try:
                 data = await self.fetch(partition, source, first_offset, up_to_log_end=False)
-                if not data and await self._leads_behind(partition, source, first_offset, end_offset):
+                is_in_sync = source in self.in_sync(partition)
+                if not data and is_in_sync and await self._lacks(partition, source, first_offset, end_offset):
                     batches.append((source, end_offset, data))
                     continue
                 if not data:
@@ -582,15 +583,16 @@ class Repairs:
                 return None
         return min(batches, key=lambda each: each[1], default=None)
 
-    async def _leads_behind(self, partition: Partition, source: int, first_offset: int, end_offset: int) -> bool:
-        """Whether the leader has no records from `first_offset` to `end_offset`, also not uncommitted ones. Its log may
-        end behind the gap: nothing there is committed while its followers wait before the gap.
+    async def _lacks(self, partition: Partition, source: int, first_offset: int, end_offset: int) -> bool:
+        """Whether a replica in sync has no records from `first_offset` to `end_offset`, also not uncommitted ones. Its
+        log may end behind the gap: nothing there is committed while followers wait before the gap. Raises KafkaError,
+        PeerUnreachable: one that has not come that far answers OFFSET_OUT_OF_RANGE.
         """
-        assignment = self.assignment_of(partition)
-        if assignment is None or assignment.leader != source:
-            return False
         data = await self.fetch(partition, source, first_offset, up_to_log_end=True)
-        return not data or int.from_bytes(data[:8], "big") >= end_offset
+        if data:
+            return int.from_bytes(data[:8], "big") >= end_offset
+        await self.fetch(partition, source, end_offset, up_to_log_end=True, bytes_max=1)
+        return True
 
     # ----------------------------------------------------------------------------------------------------- other nodes
 
