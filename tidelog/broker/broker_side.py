@@ -249,7 +249,7 @@ class BrokerSide:
         config, ports, loop = self._config, self._ports, self._loop
         return Partitions(
             loop,
-            ports.executor,
+            ports.threads_of,
             ports.clock_ms,
             ports.rng,
             self._is_known,

@@ -86,7 +86,7 @@ class Node:
     def __init__(self, config: NodeConfig, ports: NodePorts) -> None:
         self.config = config
         self.settings = DynamicConfig(config)
-        self._ports = ports
+        self._ports = ports = ports.with_threads_of(config.log_dirs if config.is_broker else ())
         self._loop = asyncio.get_running_loop()
         self._sockets: list[tuple[str, socket.socket]] = []
         self._bound_ports: dict[str, int] = {}
@@ -329,11 +329,12 @@ class Node:
         for part in parts:
             if part is not None:
                 await self._close(part)
-        for executor in (self._ports.executor, self._ports.inspector, self._ports.quorum):
+        ports = self._ports
+        for executor in (ports.executor, *ports.of_directories.values(), ports.inspector, ports.quorum):
             if executor is not None:
                 executor.shutdown(wait=True)
-        if self._ports.resolver is not None:  # no connection waits for a name now
-            self._ports.resolver.shutdown(wait=False, cancel_futures=True)
+        if ports.resolver is not None:  # no connection waits for a name now
+            ports.resolver.shutdown(wait=False, cancel_futures=True)
         epoch = self._broker.lifecycle.epoch if self._broker is not None else -1
         is_clean = self._directories.close(epoch)
         for _, sock in self._sockets:

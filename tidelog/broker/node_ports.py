@@ -11,9 +11,10 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from tidelog.broker.network.server import bind
@@ -21,6 +22,8 @@ from tidelog.storage.files.disk import Disk, OsDisk
 
 # fsync, cold reads and recovery: the device is the limit, not the threads.
 IO_THREADS_MAX = 8
+# The syncs and cold reads of each log directory, if there are several.
+DIRECTORY_THREADS = 4
 # The sync of the metadata log or a vote, the writing of a snapshot, and a look for damage.
 QUORUM_THREADS = 3
 # A name that no server answers for occupies one for seconds.
@@ -37,7 +40,8 @@ class NodePorts:
     many files and sockets the process may have open, 0 if there is no limit. `inspector`: one thread, as `executor`,
     for batches that take much memory to look at, of which each thread would keep some. `resolver`: threads that look up
     the names of other nodes' hosts. `quorum`: as `executor`, for the files of the metadata log and the votes, which
-    must not wait behind cold reads of clients.
+    must not wait behind cold reads of clients. `start_threads(count, name)` starts another executor; those of
+    `of_directories`, by path, are shut down with the node, too.
     """
 
     disk: Disk
@@ -51,6 +55,23 @@ class NodePorts:
     inspector: Executor | None = None
     resolver: Executor | None = None
     quorum: Executor | None = None
+    start_threads: Callable[[int, str], Executor] | None = None
+
+    of_directories: Mapping[str, Executor] = field(default_factory=dict)
+
+    def with_threads_of(self, directories: Collection[Path]) -> NodePorts:
+        """With threads for each log directory, if there are several: a slow device then holds up no other directory.
+
+        Raises RuntimeError as `os_ports`.
+        """
+        if self.start_threads is None or len(directories) < 2:
+            return self
+        start = partial(self.start_threads, DIRECTORY_THREADS, "tidelog-directory")
+        return replace(self, of_directories={str(path): start() for path in directories})
+
+    def threads_of(self, directory: str) -> Executor | None:
+        """For the syncs and cold reads of the log directory with this path."""
+        return self.of_directories.get(directory, self.executor)
 
 
 def wall_clock_ms() -> int:
@@ -72,6 +93,7 @@ def os_ports() -> NodePorts:
         inspector=_started_threads(1, "tidelog-inspector"),
         resolver=_started_threads(RESOLVER_THREADS, "tidelog-names"),
         quorum=_started_threads(QUORUM_THREADS, "tidelog-quorum"),
+        start_threads=_started_threads,
     )
 
 

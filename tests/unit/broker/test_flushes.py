@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -15,6 +17,7 @@ import pytest
 
 from tests.patience import PATIENCE_S, until
 from tests.unit.broker.test_node import hold_flushes
+from tidelog.broker.node_ports import DIRECTORY_THREADS, IO_THREADS_MAX
 from tidelog.broker.replicas import flushes
 from tidelog.broker.replicas.flushes import Flushes
 from tidelog.protocol.messages.produce import (
@@ -23,13 +26,18 @@ from tidelog.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
+from tidelog.storage.log.flush import FlushTask
 
 MakeBatch = Callable[..., bytes]
 COUNT = 30
 
 
 def produce_to_all(batch: bytes) -> ProduceRequest:
-    data = [PartitionProduceData(index=index, records=batch) for index in range(COUNT)]
+    return produce_to(range(COUNT), batch)
+
+
+def produce_to(indexes: Iterable[int], batch: bytes) -> ProduceRequest:
+    data = [PartitionProduceData(index=index, records=batch) for index in indexes]
     return ProduceRequest(acks=-1, timeout_ms=60_000, topic_data=[TopicProduceData(name="t", partition_data=data)])
 
 
@@ -63,7 +71,8 @@ async def test_the_first_records_of_many_partitions_do_not_begin_all_flushes_in_
 class Log:
     """A log with records that wait for a sync; `error` is that of the next one."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: str = "/data/t-0") -> None:
+        self.directory = directory
         self.flush_due = True
         self.begun = 0
         self.error: OSError | None = None
@@ -89,9 +98,9 @@ class Log:
 
 
 class Partition:
-    def __init__(self) -> None:
+    def __init__(self, directory: str = "/data/t-0") -> None:
         self.topic, self.index, self.offline, self.leads = "t", 0, False, True
-        self.log = Log()
+        self.log = Log(directory)
         self.watch = SimpleNamespace(syncs=SimpleNamespace(take_reached=lambda offset: []))
 
     def advance_high_watermark(self) -> None:
@@ -108,7 +117,9 @@ async def test_a_flush_that_fails_or_whose_partition_is_gone_leaves_no_other_one
     failed.offline = True
     absent: list[Any] = [gone]
     loop = asyncio.get_running_loop()
-    host: Any = Flushes(loop, None, lambda: 0, lambda: 0.0, lambda each: each not in absent, Mock(), lambda *_: None)
+    host: Any = Flushes(
+        loop, lambda _: None, lambda: 0, lambda: 0.0, lambda each: each not in absent, Mock(), lambda *_: None
+    )
     for partition in (failing, failed, gone, last):
         host.flush(partition)
     assert [each.log.begun for each in (failing, failed, gone, last)] == [1, 0, 0, 0]
@@ -134,9 +145,63 @@ async def test_partitions_that_always_have_records_let_the_others_be_flushed(mon
     for each in waiting:
         monkeypatch.setattr(each.log, "run", partial(flushed.append, each.log))
     loop = asyncio.get_running_loop()
-    host: Any = Flushes(loop, None, lambda: 0, lambda: 0.0, lambda each: True, Mock(), lambda *_: None)
+    host: Any = Flushes(loop, lambda _: None, lambda: 0, lambda: 0.0, lambda each: True, Mock(), lambda *_: None)
     for each in (*busy, *waiting):
         host.flush(each)
     await until(lambda: not host._under_way)
     assert len(flushed) == 43
     assert max(flushed.index(each.log) for each in waiting) < 10
+
+
+async def test_flushes_that_wait_hold_up_none_of_another_log_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flushes, "UNDER_WAY_MAX", 1)
+    first, second, other = Partition("/a/t-0"), Partition("/a/t-1"), Partition("/b/t-2")
+    loop, goes_on = asyncio.get_running_loop(), threading.Event()
+    monkeypatch.setattr(first.log, "run", partial(goes_on.wait, PATIENCE_S))
+    host: Any = Flushes(loop, lambda _: None, lambda: 0, lambda: 0.0, lambda each: True, Mock(), lambda *_: None)
+    for partition in (first, second, other):
+        host.flush(partition)
+    begun = [each.log.begun for each in (first, second, other)]
+    goes_on.set()
+    assert begun == [1, 0, 1]
+    await until(lambda: not host._under_way)
+    assert second.log.begun == 1
+    assert not host._waiting
+    assert not host._count_of
+
+
+async def test_a_slow_device_delays_the_syncs_and_cold_reads_of_its_own_log_directory_alone(
+    start_node: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All shared eight threads: thirty partitions on a slow device delayed the produces of others by a second."""
+    homes = [tmp_path / name for name in ("slow", "other")]
+    node = await start_node(**{"log.dirs": ",".join(map(str, homes)), "log.flush.interval.messages": "1"})
+    wire, another = await node.connect(), await node.connect()
+    await wire.create_topic("t", COUNT)
+    partitions = node.node._broker.partitions
+    await until(lambda: sum(each.leads for each in partitions.hosted()) == COUNT)
+    names = {int(each.name[2:]): home for home in homes for each in home.glob("t-*")}
+    slow, other = ([index for index, home in names.items() if home == each] for each in homes)
+    assert min(len(slow), len(other)) > IO_THREADS_MAX
+    goes_on, run = threading.Event(), FlushTask.run
+    held: list[FlushTask] = []
+
+    def run_slowly(task: FlushTask) -> None:
+        if any("/slow/" in path for path in task._paths):
+            held.append(task)
+            assert goes_on.wait(PATIENCE_S)
+        run(task)
+
+    monkeypatch.setattr(FlushTask, "run", run_slowly)
+    try:
+        wire.send(produce_to(slow, make_batch(b"a")), 9)
+        await until(lambda: len(held) == DIRECTORY_THREADS)
+        another.send(produce_to(other, make_batch(b"a")), 9)
+        assert await errors_of(another) == [0] * len(other)
+        warmed = asyncio.get_running_loop().create_future()
+        read: Any = SimpleNamespace(path=f"{homes[1]}/t-0/0.log", pin=Mock(), unpin=Mock(), warm=Mock())
+        partitions.run_cold(read, partial(warmed.set_result, None))
+        await asyncio.wait_for(warmed, PATIENCE_S)
+    finally:
+        goes_on.set()
+    assert await errors_of(wire) == [0] * len(slow)

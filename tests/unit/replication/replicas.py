@@ -287,7 +287,7 @@ class ReplicaNode:
                 home.ending = Ending.KILLED
         self.proposals: list[tuple[Partition, Proposal]] = []
         self.partitions = Partitions(
-            loop, None, self.clock_ms, self.rng, lambda topic, index: topic in ("t", TOPIC_ID) and index == 0,
+            loop, lambda _: None, self.clock_ms, self.rng, lambda topic, index: topic in ("t", TOPIC_ID) and index == 0,
             fetch_session_slots_max=100, fetch_bytes_max=1 << 20,
             replica=ReplicaPorts(
                 now_ms=lambda: loop.time() * 1000,

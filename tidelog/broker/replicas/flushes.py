@@ -25,21 +25,27 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.partitions")
 
-# Begun flushes without a result. More would wait for the threads: the others begin when one of these ends. Each begin
-# takes the loop 80 us, and the first records of thousands of new partitions may come at the same moment.
+# Begun flushes of one log directory without a result. More would wait for the threads: the others begin when one of
+# these ends. Each begin takes the loop 80 us, and the first records of thousands of new partitions may come at the same
+# moment.
 UNDER_WAY_MAX = 100
 SHORTAGE_PAUSE_S = 1.0  # the pause after a sync that failed for want of file descriptors
 
 
+def home_of(directory: str) -> str:
+    """The log directory in which a log has its own."""
+    return directory.rpartition("/")[0]
+
+
 class Flushes:
-    """`is_hosted(partition)`: whether this node still hosts it. `fail(partition, error)`: its log is unusable.
-    `settle(callbacks, error)`: calls those of produces.
+    """`threads_of(path)`: the threads for the log directory with this path. `is_hosted(partition)`: whether this node
+    still hosts it. `fail(partition, error)`: its log is unusable. `settle(callbacks, error)`: calls those of produces.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        executor: Executor | None,
+        threads_of: Callable[[str], Executor | None],
         clock_ms: Callable[[], int],
         stopwatch: Callable[[], float],
         is_hosted: Callable[[Partition], bool],
@@ -50,14 +56,16 @@ class Flushes:
         self.on_flushed: Callable[[Partition], None] | None = None
         """Called when a follower's records that waited for the sync are on the device."""
         self._loop = loop
-        self._executor = executor
+        self._threads_of = threads_of
         self._clock_ms = clock_ms
         self._stopwatch = stopwatch
         self._is_hosted = is_hosted
         self._fail = fail
         self._settle = settle
         self._under_way: set[asyncio.Future[None]] = set()
-        self._waiting: dict[Partition, None] = {}
+        # By log directory, so that a slow device does not hold up the flushes of others.
+        self._count_of: dict[str, int] = {}  # of those under way
+        self._waiting: dict[str, dict[Partition, None]] = {}
         self._short: set[Partition] = set()  # to sync again after a shortage
         self._is_closing = False
 
@@ -69,13 +77,18 @@ class Flushes:
         """Sync all records appended so far with one fdatasync on a thread. Later records wait for the next sync."""
         if self._is_closing:
             return
-        if self._waiting or len(self._under_way) >= UNDER_WAY_MAX:
-            self._waiting[partition] = None  # also after its own sync: those that wait longer come first
-            self._begin_waiting()
+        home = home_of(partition.log.directory)
+        if home in self._waiting or self._is_full(home):
+            # Also after its own sync: those that wait longer come first.
+            self._waiting.setdefault(home, {})[partition] = None
+            self._begin_waiting(home)
         else:
-            self._begin(partition)
+            self._begin(partition, home)
 
-    def _begin(self, partition: Partition) -> None:
+    def _is_full(self, home: str) -> bool:
+        return self._count_of.get(home, 0) >= UNDER_WAY_MAX
+
+    def _begin(self, partition: Partition, home: str) -> None:
         log = partition.log
         try:
             task = log.begin_flush()
@@ -83,16 +96,20 @@ class Flushes:
             self._cannot_sync(partition, log, error)
             return
         began = self._stopwatch()
-        future = self._loop.run_in_executor(self._executor, task.run)
+        future = self._loop.run_in_executor(self._threads_of(home), task.run)
         self._under_way.add(future)
+        self._count_of[home] = self._count_of.get(home, 0) + 1
 
         def flushed(done: asyncio.Future[None]) -> None:
             self._under_way.discard(done)
+            self._count_of[home] -= 1
+            if not self._count_of[home]:
+                del self._count_of[home]
             self.durations.observe(self._stopwatch() - began)
             try:
                 self._flushed(partition, log, task, done)
             finally:
-                self._begin_waiting()
+                self._begin_waiting(home)
 
         future.add_done_callback(flushed)
 
@@ -111,12 +128,15 @@ class Flushes:
         if partition.log.flush_due:
             self.flush(partition)
 
-    def _begin_waiting(self) -> None:
-        while self._waiting and len(self._under_way) < UNDER_WAY_MAX and not self._is_closing:
-            partition = next(iter(self._waiting))
-            del self._waiting[partition]
+    def _begin_waiting(self, home: str) -> None:
+        while home in self._waiting and not self._is_full(home) and not self._is_closing:
+            waiting = self._waiting[home]
+            partition = next(iter(waiting))
+            del waiting[partition]
+            if not waiting:
+                del self._waiting[home]
             if self._is_hosted(partition) and not partition.offline and partition.log.flush_due:
-                self._begin(partition)
+                self._begin(partition, home_of(partition.log.directory))  # which it may have left meanwhile
 
     def acknowledge(self, partition: Partition) -> None:
         """Of the partition's present log, which may have moved to another directory since the records were appended."""

@@ -22,7 +22,7 @@ from tidelog.broker.replicas.fetching.fetch_wakes import FetchWakes, WaitingFetc
 from tidelog.broker.replicas.fetching.follower_answers import Tail
 from tidelog.broker.replicas.fetching.follower_fetches import FollowerFetches
 from tidelog.broker.replicas.fetching.follower_sessions import FollowerEntry
-from tidelog.broker.replicas.flushes import Flushes
+from tidelog.broker.replicas.flushes import Flushes, home_of
 from tidelog.broker.scheduling.acknowledgements import Acknowledgements
 from tidelog.broker.scheduling.callbacks import call_all
 from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
@@ -76,7 +76,7 @@ class Partitions:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        executor: Executor | None,
+        threads_of: Callable[[str], Executor | None],
         clock_ms: Callable[[], int],
         rng: random.Random,
         known_elsewhere: Callable[[str | bytes, int], bool],
@@ -87,7 +87,9 @@ class Partitions:
         tells_followers_high_watermark: bool = False,
         stopwatch: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`replica`: the node's functions that replicas call; None for a node without a cluster."""
+        """`threads_of(path)`: the threads for the log directory with this path. `replica`: the node's functions that
+        replicas call; None for a node without a cluster.
+        """
         self.deadlines = DeadlineTimer(loop)
         self.callbacks = DeferredCallbacks(loop)
         self.acknowledgements = Acknowledgements(loop.call_soon)
@@ -102,7 +104,7 @@ class Partitions:
         self.fetch_sessions = FetchSessions(fetch_session_slots_max, rng)
         self.fetch_bytes_max = fetch_bytes_max
         self._loop = loop
-        self._executor = executor
+        self._threads_of = threads_of
         self._clock_ms = clock_ms
         # By topic name and by topic id: the version of a request decides which of them it carries.
         self._hosted: dict[str | bytes, dict[int, Partition]] = {}
@@ -112,7 +114,7 @@ class Partitions:
         self._watches: dict[Partition, _Watch] = {}  # `Partition.watch` is the same object, without the look-up
         self._known_elsewhere = known_elsewhere
         is_hosted, settle = self._watches.__contains__, self.acknowledgements.settle
-        self.flushes = Flushes(loop, executor, clock_ms, stopwatch, is_hosted, self._fail, settle)
+        self.flushes = Flushes(loop, threads_of, clock_ms, stopwatch, is_hosted, self._fail, settle)
 
     # ------------------------------------------------------------------------------------------------------ look-up
 
@@ -294,7 +296,8 @@ class Partitions:
             if not future.cancelled():
                 done()
 
-        self._loop.run_in_executor(self._executor, cold.warm).add_done_callback(finished)
+        threads = self._threads_of(home_of(home_of(cold.path)))
+        self._loop.run_in_executor(threads, cold.warm).add_done_callback(finished)
 
     # ------------------------------------------------------------------------------------------------------ waiting
 
@@ -498,6 +501,6 @@ class Partitions:
             return not is_hosted
         if not isinstance(error, FileNotFoundError):
             return False
-        home = partition.log.directory.rpartition("/")[0]
+        home = home_of(partition.log.directory)
         is_elsewhere = error.filename is not None and not f"{error.filename}/".startswith(f"{home}/")
         return not is_hosted or is_elsewhere
