@@ -15,8 +15,8 @@ from tests.doses import seeds
 from tests.simulation.compaction_history import CompactionHistory
 from tests.simulation.simulated_disk import SimulatedDisk, SimulatedFile
 from tidelog.protocol.batches.control_batches import ControlRecordType
-from tidelog.protocol.batches.record_batch import BatchHeader
-from tidelog.storage.cleaner.filter import BatchFilter
+from tidelog.protocol.batches.record_batch import NO_TIMESTAMP, BatchHeader
+from tidelog.storage.cleaner.filter import BatchFilter, CleanedBatch
 from tidelog.storage.cleaner.keys import KeptRecords, PlainKeyTable
 from tidelog.storage.cleaner.transactions import CleanedTransactions
 from tidelog.storage.log import compaction, tidying
@@ -109,10 +109,10 @@ def note_the_keys_of_aborted_records(patch: pytest.MonkeyPatch) -> None:
 
 
 def drop_markers_before_their_data(patch: pytest.MonkeyPatch) -> None:
-    def careless(self: BatchFilter, buffer: object, position: int, header: BatchHeader, is_last: bool) -> object:
+    def careless(self: BatchFilter, buffer: object, position: int, header: BatchHeader) -> object:
         kind = ControlRecordType.COMMIT
         self._transactions.on_control(header, kind)
-        return self._without_records(header, is_last)
+        return self._without_records(header)
 
     patch.setattr(BatchFilter, "_clean_control", careless)
 
@@ -145,12 +145,7 @@ def forget_producers(patch: pytest.MonkeyPatch) -> None:
 
 
 def end_segments_early(patch: pytest.MonkeyPatch) -> None:
-    clean = BatchFilter.clean
-
-    def careless(self: BatchFilter, buffer: bytes, position: int, header: BatchHeader, is_last: bool) -> object:
-        return clean(self, buffer, position, header, False)
-
-    patch.setattr(BatchFilter, "clean", careless)
+    patch.setattr(compaction, "filler", lambda offset, leader_epoch: CleanedBatch(b"", offset, NO_TIMESTAMP))
 
 
 def say_more_was_cleaned_than_was(patch: pytest.MonkeyPatch) -> None:

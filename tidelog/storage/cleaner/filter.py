@@ -99,33 +99,30 @@ class BatchFilter:
         self.newly_indexed: list[AbortedTransaction] = []
         """Aborted transactions whose marker stays, for the transaction index of the new segment."""
 
-    def clean(self, buffer: Buffer, position: int, header: BatchHeader, is_last: bool) -> CleanedBatch | None:
-        """The cleaned batch from `position`; None if it is removed. Raises KafkaError for a damaged batch.
-
-        The last batch of a segment is never removed, so that the end offset of the segment does not change.
-        """
+    def clean(self, buffer: Buffer, position: int, header: BatchHeader) -> CleanedBatch | None:
+        """The cleaned batch from `position`; None if it is removed. Raises KafkaError for a damaged batch."""
         check_magic(header)
         if not check_crc(buffer, position, header):
             raise CorruptRecord(f"the CRC of the batch at offset {header.base_offset} is wrong")
         if header.is_control:
-            return self._clean_control(buffer, position, header, is_last)
+            return self._clean_control(buffer, position, header)
         self.stats.messages_read += header.record_count
         if self._transactions.on_data(header):
-            return self._without_records(header, is_last)
+            return self._without_records(header)
         section = record_section(buffer, position, header, codecs.DEFAULT_MAX_BYTES)
         is_over = header.has_delete_horizon and header.base_timestamp <= self._removes_until_ms
         drop_tombstones = is_over and header.last_offset < self._clean_below
         kept = self._keys.keep(section, header, drop_tombstones)
         self.stats.keyless += kept.keyless
         if not kept.records:
-            return self._without_records(header, is_last)
+            return self._without_records(header)
         self.stats.messages_kept += kept.records
         needs_horizon = kept.has_tombstone and not header.has_delete_horizon
         if kept.records == header.record_count and not needs_horizon:
             return CleanedBatch(_whole(buffer, position, header), header.last_offset, header.max_timestamp)
         return self._rewritten(section, header, kept, needs_horizon)
 
-    def _clean_control(self, buffer: Buffer, position: int, header: BatchHeader, is_last: bool) -> CleanedBatch | None:
+    def _clean_control(self, buffer: Buffer, position: int, header: BatchHeader) -> CleanedBatch | None:
         section = record_section(buffer, position, header, codecs.DEFAULT_MAX_BYTES)
         records = decode_section(section, header)
         self.stats.messages_read += len(records)
@@ -135,22 +132,17 @@ class BatchFilter:
             self.newly_indexed.append(aborted)
         is_over = header.has_delete_horizon and header.base_timestamp <= self._removes_until_ms
         if not records or (may_go and is_over):
-            return self._without_records(header, is_last)
+            return self._without_records(header)
         self.stats.messages_kept += len(records)
         if may_go and not header.has_delete_horizon:
             everything = KeptRecords([(0, len(section))], len(records), None, False, 0)
             return self._rewritten(section, header, everything, True)
         return CleanedBatch(_whole(buffer, position, header), header.last_offset, header.max_timestamp)
 
-    def _without_records(self, header: BatchHeader, is_last: bool) -> CleanedBatch | None:
-        """An empty batch if it is the last one of its producer or of its segment, otherwise None."""
+    def _without_records(self, header: BatchHeader) -> CleanedBatch | None:
+        """An empty batch if it is the last one of its producer, otherwise None."""
         if header.producer_id >= 0 and self._is_last_of_producer(header):
             return CleanedBatch(_empty(header, header.attributes & _FLAGS_OF_EMPTY), header.last_offset, NO_TIMESTAMP)
-        if is_last:
-            nobodys = header._replace(
-                producer_id=NO_PRODUCER_ID, producer_epoch=NO_PRODUCER_EPOCH, base_sequence=NO_SEQUENCE
-            )
-            return CleanedBatch(_empty(nobodys, 0), header.last_offset, NO_TIMESTAMP)
         return None
 
     def _is_last_of_producer(self, header: BatchHeader) -> bool:

@@ -365,16 +365,14 @@ class Compaction:
 
     def _clean_group(self, old: list[Segment], batches: BatchFilter) -> Iterator[None]:
         new = self._begin_segment(old[0].base_offset)
-        written, written_end, end_offset, epoch = 0, new.base_offset, old[-1].next_offset, -1
-        last_with_batches = max((i for i, segment in enumerate(old) if segment.size_bytes), default=-1)
-        for number, segment in enumerate(old):
-            for chunk, positions, end in self._chunks(segment):
+        written, epoch, end_offset = 0, -1, old[-1].next_offset
+        batches_end = written_end = new.base_offset
+        for segment in old:
+            for chunk, positions, _ in self._chunks(segment):
                 parts: list[CleanedBatch] = []
                 for position, header in positions:
-                    is_last = number == last_with_batches and position + header.size_bytes == len(chunk)
-                    is_last = is_last and end == segment.size_bytes
-                    left = batches.clean(chunk, position, header, is_last)
-                    epoch = header.partition_leader_epoch
+                    left = batches.clean(chunk, position, header)
+                    batches_end, epoch = header.next_offset, header.partition_leader_epoch
                     if left is not None:
                         parts.append(left)
                 written = write_batches(new, parts, written)
@@ -385,10 +383,11 @@ class Compaction:
         for row in batches.newly_indexed:
             new.transaction_index.append(row)
         batches.newly_indexed.clear()
-        # Kafka's cleaner removes last batches. A start finishes no swap of unknown end.
-        if written_end < end_offset and not is_beyond_index(new.base_offset, end_offset):
-            epoch = max(epoch, self.log.leader_epochs.epoch_for_offset(end_offset - 1))
-            written, written_end = write_batches(new, [filler(end_offset - 1, epoch)], written), end_offset
+        # Its end must show, which a start that finishes the swap has to know. Kafka's cleaner removes last batches.
+        held_end = batches_end if is_beyond_index(new.base_offset, end_offset) else end_offset
+        if written_end < held_end:
+            epoch = max(epoch, self.log.leader_epochs.epoch_for_offset(held_end - 1))
+            written, written_end = write_batches(new, [filler(held_end - 1, epoch)], written), held_end
         self._remove_strays()
         self._seal(new, end_offset, written, written_end)
         self._ready = [(old, [new])]
