@@ -12,8 +12,10 @@ from tests.unit.storage.batches import NOW, Logs, idempotent, marker
 from tests.unit.storage.test_damage import copy_of, damage, repair
 from tests.unit.storage.test_removed_files import scrub
 from tidelog.protocol.batches.record_batch import BatchHeader
+from tidelog.storage.files.checkpoints import TRANSACTION_SUMS_FILE
 from tidelog.storage.files.disk import OsDisk
 from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.verification import LogFacts, StoppedLog
 from tidelog.storage.producers.producer_state import EndMarker, ProducerState
 from tidelog.storage.segments.transaction_index import AbortedTransaction, TransactionIndex
 
@@ -96,6 +98,28 @@ def test_only_damaged_indexes_are_rebuilt(made: Logs, monkeypatch: pytest.Monkey
     assert rows_of(log) == rows
     assert 0 < max(counts) < list(log.segments)[1].base_offset
     assert log.segments.sums_are_stale
+
+
+def test_a_stopped_log_that_kafka_has_continued_has_no_wrong_index(made: Logs) -> None:
+    """Kafka writes no checksums: those of the indexes that it had continued, or made, counted as damage."""
+    made.close()
+    sums = made.folder / TRANSACTION_SUMS_FILE
+    of_ours = sums.read_bytes()
+    made.open()
+    for number in range(2):
+        made.append(idempotent(number, producer_id=5, transactional=True), from_client=False)
+        made.append(marker(abort=True, producer_id=5), from_client=False)
+        made.log.roll(NOW)
+    made.close()
+    assert sums.read_bytes() != of_ours
+    sums.write_bytes(of_ours)
+    end = made.log.log_end_offset
+    facts = LogFacts(is_clean=True, recovery_point=end, high_watermark=end)
+    assert list(StoppedLog(made.disk, str(made.folder), facts).verify()) == []
+    continued = max(made.folder.glob("*.txnindex"))
+    continued.write_bytes(continued.read_bytes()[:10] + b"\1" * 8 + continued.read_bytes()[18:])
+    problems = list(StoppedLog(made.disk, str(made.folder), facts).verify())
+    assert [each.file for each in problems] == [str(continued)]
 
 
 def test_a_snapshot_counts_more_than_what_was_read_across_damage(logs: MakeLogs) -> None:

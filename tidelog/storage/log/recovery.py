@@ -439,12 +439,12 @@ def rebuild_transaction_index(
     filed = index.rows_or_none()
     kept = {} if repaired is None else {(row.producer_id, row.last_offset): row for row in filed}
     try:
-        found, replayed = _find_aborted(segment, segments, snapshots, before)
+        found, replayed = find_aborted(segment, segments, snapshots, before)
     except CorruptIndex as error:  # damage that nothing has detected yet
         logger.warning("examining %s: %s", segment.path, error)
         examine_now(segment)
         take_over_findings(segment)
-        found, replayed = _find_aborted(segment, segments, snapshots, None)
+        found, replayed = find_aborted(segment, segments, snapshots, None)
     rows = [row for row in filed if damage_at(segment.damage, row.last_offset) is not None]
     for row in found:
         known = kept.get((row.producer_id, row.last_offset), row)
@@ -459,8 +459,8 @@ def rebuild_transaction_index(
     return replayed
 
 
-def _find_aborted(
-    segment: Segment, segments: list[Segment], snapshots: ProducerSnapshots, before: _Replayed | None
+def find_aborted(
+    segment: Segment, segments: list[Segment], snapshots: ProducerSnapshots, before: _Replayed | None = None
 ) -> tuple[list[AbortedTransaction], _Replayed]:
     """The aborted transactions whose markers are in the segment. Raises CorruptIndex, OSError."""
     found: list[AbortedTransaction] = []

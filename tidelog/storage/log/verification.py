@@ -26,10 +26,10 @@ from tidelog.storage.files.checkpoints import (
 )
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.log.explained_gaps import ends_kept_below, may_end_early, read_explained_gaps
-from tidelog.storage.log.recovery import read_marker, rebuild_transaction_index
+from tidelog.storage.log.recovery import find_aborted, read_marker, rebuild_transaction_index
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
 from tidelog.storage.producers.producer_snapshots import SNAPSHOT_SUFFIX, CorruptSnapshot, ProducerSnapshots
-from tidelog.storage.segments.damage import DamagedRange
+from tidelog.storage.segments.damage import CorruptIndex, DamagedRange
 from tidelog.storage.segments.examination import UNKNOWN_END, Findings, WholeBatch, examine
 from tidelog.storage.segments.index_check import IndexCheck
 from tidelog.storage.segments.leader_epochs import LeaderEpochs, confirmed_log_start, first_offset_of
@@ -43,7 +43,7 @@ from tidelog.storage.segments.segment import (
     file_name,
 )
 from tidelog.storage.segments.segments import Segments
-from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
+from tidelog.storage.segments.transaction_index import AbortedTransaction, CorruptTransactionIndex
 
 RECORDS: Final = "damaged records"
 MISSING: Final = "missing segment"
@@ -291,7 +291,9 @@ class StoppedLog:
         if self._transaction_sums is not None:
             expected = self._transaction_sums.get(segment.base_offset, (0, 0))
             is_right = expected[0] < 0 or index.checksum == expected  # below 0: the next start makes it anew
-            return [] if is_right else [Problem(index.path, TRANSACTIONS, "is not what was written")]
+            if is_right or self._follows_from_batches(segment, rows):
+                return []
+            return [Problem(index.path, TRANSACTIONS, "is not what was written")]
         if segment.may_have_gaps or segment.damage:
             return []
         for row in rows:
@@ -299,6 +301,18 @@ class StoppedLog:
                 return [Problem(index.path, TRANSACTIONS, f"no marker of producer {row.producer_id} is at its offset",
                                 first_offset=row.last_offset, end_offset=row.last_offset + 1)]  # fmt: skip
         return []
+
+    def _follows_from_batches(self, segment: Segment, rows: list[AbortedTransaction]) -> bool:
+        """Whether whole batches give these rows. Kafka writes no checksums: where it has had the log since, those that
+        are there are old.
+        """
+        if self.damage():
+            return False
+        snapshots = ProducerSnapshots(self.disk, self.directory, _offsets_of(self._names, SNAPSHOT_SUFFIX))
+        try:
+            return find_aborted(segment, list(self.segments), snapshots)[0] == rows
+        except CorruptIndex:
+            return False
 
     def _verify_epochs(self, seen: list[tuple[Segment, Findings]]) -> Iterator[Problem]:
         path = f"{self.directory}/{LEADER_EPOCH_FILE}"
