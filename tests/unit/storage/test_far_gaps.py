@@ -218,6 +218,34 @@ def test_a_segment_that_is_cut_before_a_gap_that_all_replicas_have_is_damage(log
     assert [(each.first_offset, each.end_offset) for _, each in log.damaged_ranges()] == [(2, 3)]
 
 
+@pytest.mark.parametrize("is_cleaned", [False, True])
+@pytest.mark.parametrize("ending", ["clean stop", "kill", "loss of power"])
+@pytest.mark.parametrize("emptied", [0, 1])
+def test_a_whole_segment_that_all_replicas_lack_is_none_after_a_start(
+    logs: MakeLogs, emptied: int, ending: str, is_cleaned: bool
+) -> None:
+    """Only a name held it. No start believed that beside `cleaned-ends`, and one after a loss of power cut the log."""
+    made = logs(cleanup_policy=COMPACTED, segment_bytes=100)
+    follow(made.log, 0, 1, 2)
+    made.log.set_high_watermark(3)
+    if is_cleaned:
+        made.directory.enter_in_cleaner_checkpoint(made.log)
+        clean(made.log)
+    made.close()
+    cut_between_batches(made, emptied, 0)
+    log = made.open()
+    with pytest.raises(DamagedRecords):
+        read(log, emptied, 100, 3)
+    log.accept_gap(*log.damaged_ranges()[0])
+    for _ in range(3):
+        assert offsets_of(records_of(log)) == [each for each in range(3) if each != emptied]
+        for segment in list(log.segments):
+            scrub(log, segment)
+        assert not log.damaged_ranges()
+        (made.close if ending == "clean stop" else made.kill)()
+        log = made.open(machine_ran_on=ending == "kill")
+
+
 @pytest.mark.parametrize("ending", ["clean stop", "kill"])
 def test_a_gap_in_which_a_leader_epoch_begins_is_none_after_a_start(logs: MakeLogs, ending: str) -> None:
     """The batch that held it was of the later epoch, began before that, and counted as damaged at once."""

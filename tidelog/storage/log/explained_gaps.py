@@ -79,9 +79,8 @@ def accept_gap(log: LogWithGaps, segment: Segment, damage: DamagedRange) -> None
     segment.may_have_gaps = True
     if damage.end_offset == segment.next_offset:
         what = f"{log.directory}/{file_name(damage.first_offset, LOG_SUFFIX)}"
-        has_begin = damage.first_offset > segment.base_offset
         hold = partial(hold_gap, log, segment, damage.first_offset)
-        if not (has_begin and write_if_there_is_space(hold, what, or_descriptors=True)):
+        if not write_if_there_is_space(hold, what, or_descriptors=True):
             segment.may_end_early = True
             keep_early_ends(log)
     elif damage.end_offset > log.gaps_explained_below:
@@ -145,6 +144,15 @@ def hold_gap(log: LogWithGaps, segment: Segment, offset: int) -> None:
     is_of_one_epoch = 0 <= leader_epoch == last_epoch <= log.segments.epoch_behind(segment)  # otherwise it is damage
     is_named = is_beyond_index(offset, end_offset) or not is_of_one_epoch
     held = b"" if is_named else bytes(filler(end_offset - 1, leader_epoch, offset).data)
+    if offset == segment.base_offset:  # its file is empty, or was lost
+        segment.may_end_early = is_named
+        if held:
+            log.disk.write_file(f"{segment.path}.gap.tmp", held, sync=True)
+            segment.replace_file(f"{segment.path}.gap.tmp")
+        else:
+            keep_early_ends(log)
+        _index(segment, held)
+        return
     gap = Segment(
         log.disk, log.directory, offset, log.config, log.clock_ms, size_bytes=len(held), jitter_ms=log.jitter_ms
     )
@@ -159,9 +167,13 @@ def hold_gap(log: LogWithGaps, segment: Segment, offset: int) -> None:
         raise
     segment.next_offset, segment.may_end_early = offset, False
     log.segments.insert(gap)
+    _index(gap, held)
+
+
+def _index(gap: Segment, held: bytes) -> None:
     gap.begin_rebuild()
     if held:
-        gap.note_scanned(0, len(held), end_offset - 1, -1)
+        gap.note_scanned(0, len(held), gap.next_offset - 1, -1)
     seal(gap, is_synced=True)
 
 
