@@ -26,6 +26,9 @@ def latest(spark: SparkSession, topic: str, **options: str) -> DataFrame:
     Within a partition the record with the highest offset is the latest. A key in several
     partitions, as after partitions were added, has one row: that with the highest timestamp.
 
+    A key is missing whose record was removed while it was read, because of a newer one behind the end of the read: a
+    `min.compaction.lag.ms` of the topic that is longer than a read prevents it.
+
     Spark asks for the offsets at the first read of a DataFrame only. Call it again for newer records, in a stream in
     each micro-batch (`foreachBatch`).
     """
