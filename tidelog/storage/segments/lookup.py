@@ -167,8 +167,7 @@ def _first_in_segment(
             raise CorruptIndex(segment.time_index.path, reason)
         if header.max_timestamp < timestamp or header.last_offset < log_start_offset or not header.record_count:
             continue  # a batch that compaction emptied keeps its timestamp
-        is_thinned = header.record_count <= header.last_offset_delta  # compaction removed records of it
-        if header.timestamp_type == LOG_APPEND_TIME and not is_thinned:
+        if header.timestamp_type == LOG_APPEND_TIME and not _is_thinned(header):
             offset = max(header.base_offset, log_start_offset)
             return TimestampOffset(header.max_timestamp, offset, header.partition_leader_epoch)
         search = _Search(timestamp, INT64_MAX, log_start_offset)
@@ -180,6 +179,11 @@ def _first_in_segment(
             first = so_far.untrue[0]
             raise KafkaError(ErrorCode.INVALID_RECORD, f"headers from {first} on give times that no record has")
     return None
+
+
+def _is_thinned(header: BatchHeader) -> bool:
+    """Whether compaction has removed records of the batch. The first offset of another one is that of a record."""
+    return header.record_count <= header.last_offset_delta
 
 
 class EpochLog(Protocol):
@@ -410,7 +414,7 @@ def largest(
         return None
     for position, header in checked_headers(best, best.offset_of_max_timestamp, wait=wait):
         if header.max_timestamp == best.max_timestamp:
-            if header.timestamp_type == LOG_APPEND_TIME:  # all records of the batch have this timestamp
+            if header.timestamp_type == LOG_APPEND_TIME and not _is_thinned(header):
                 return TimestampOffset(header.max_timestamp, header.base_offset, header.partition_leader_epoch)
             search = _Search(header.max_timestamp, header.max_timestamp, 0)
             return _first_in_batch(segments, best, position, header, search, wait, _SoFar())
