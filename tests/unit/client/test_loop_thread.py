@@ -208,7 +208,7 @@ def test_an_interrupted_wait_for_room_does_not_hold_the_loop(monkeypatch):
         producer._queue.append(object())
         timer = threading.Timer(0.01, producer._queue.clear)
         timer.start()
-        was_interrupted = interrupted_at(step, producer._wait_for_space)
+        was_interrupted = interrupted_at(step, lambda: producer._wait_for_space("t"))
         join(timer)
         woken: list[int] = []
 

@@ -150,7 +150,7 @@ def test_a_record_that_waits_for_its_topic_is_left_behind_too(caplog: pytest.Log
         producer.start()
         future = producer.send("missing", b"left")
         deadline_s = time.monotonic() + PATIENCE_S
-        while producer._waiting_task is None:
+        while not producer._topic_waits:
             assert time.monotonic() < deadline_s
             time.sleep(0.001)
         caplog.clear()

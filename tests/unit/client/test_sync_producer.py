@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tests.unit.client.transacting import finalize
 from tidelog.client.config import ProducerConfig
 from tidelog.client.model import RecordMetadata
 from tidelog.client.sync import Producer, loop_thread
+from tidelog.client.sync import producer as sync_producer
 from tidelog.client.sync.loop_call import LoopCall, SharedCall
 from tidelog.client.sync.loop_thread import LoopThread
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -260,18 +262,119 @@ def test_the_start_by_the_first_record_takes_no_longer_than_a_send_may():
 
 
 @pytest.mark.slow
-def test_records_of_a_missing_topic_wait_at_the_same_time_and_do_not_keep_others_for_long(cluster, caplog):
+def test_records_of_a_missing_topic_wait_at_the_same_time(cluster, caplog):
     caplog.set_level(logging.CRITICAL, "tidelog")
     count = 40
     cluster.auto_create_partitions = 0
     with producer(cluster, max_block_ms=2_000) as sending:
         missing = [sending.send("missing", b"x") for _ in range(count)]
-        there = sending.send("t", b"y")
         began = time.monotonic()
-        assert there.result(PATIENCE_S).offset == 0
+        assert {type(future.exception(PATIENCE_S)) for future in missing} == {KafkaError}
         assert 1 < time.monotonic() - began < count  # one after another they take twice that
-        outcomes = {type(future.exception(0)) for future in missing}
-        assert outcomes == {KafkaError}
+        assert sending._topic_waits == {}
+        assert sending._behind_count == 0
+
+
+def test_a_record_of_a_missing_topic_holds_no_record_of_another_one(cluster, caplog):
+    """It held those of all topics and threads for max_block_ms, again and again while a program sent to that topic."""
+    caplog.set_level(logging.CRITICAL, "tidelog")
+    cluster.auto_create_partitions = 0
+    with producer(cluster, max_block_ms=int(PATIENCE_S * 1000)) as sending:
+        missing = [sending.send("missing", b"x"), sending.send("t", b"x", partition=9), sending.send("missing", b"y")]
+        sending.start()
+        cluster.create("new", 1)
+        assert sending.send("new", b"a").result(PATIENCE_S).offset == 0
+        assert [written.record_count for written in sending.send_many("new", [b"b", b"c"]).result(PATIENCE_S)] == [2]
+        assert sending.send_batch("new", [b"d"], partition=0).result(PATIENCE_S).base_offset == 3
+        assert not any(future.done() for future in missing)
+        sending.close(0)
+        assert [type(future.exception(0)) for future in missing] == [KafkaError] * 3
+
+
+def test_records_of_a_topic_that_comes_late_keep_their_order(cluster, monkeypatch):
+    """Also when the loop takes its turn between them, and when others wait for memory beside them."""
+    monkeypatch.setattr(sync_producer, "_RECORDS_PER_DRAIN", 7)
+    cluster.auto_create_partitions = 0
+    topics = ("late", "later")
+    with producer(cluster, max_block_ms=int(PATIENCE_S * 1000), buffer_memory=4_000, batch_size=400) as sending:
+        threads = [threading.Thread(target=lambda n=n: send_numbered(sending, topics, n)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for topic in topics:
+            wait_until(lambda: "later" in sending._topic_waits)
+            time.sleep(0.05)
+            cluster.create(topic, 1)
+        for thread in threads:
+            join(thread)
+        sending.flush()
+        assert sending._topic_waits == {}
+        assert sending._behind_count == 0
+    for topic in ("t", *topics):
+        for n in range(3):
+            own = [value for value in values(cluster, topic) if value is not None and value.startswith(b"%d-" % n)]
+            assert own == [b"%d-%d" % (n, i) for i in range(200)], topic
+
+
+def is_known(sending: Producer, topic: str) -> bool:
+    return topic not in sending._topic_waits
+
+
+def send_numbered(sending: Producer, topics: tuple[str, ...], n: int) -> None:
+    for i in range(200):
+        for topic in ("t", *topics):
+            sending.send(topic, b"%d-%d" % (n, i))
+
+
+def test_a_flush_waits_for_the_records_of_a_topic_that_comes_late(cluster):
+    cluster.auto_create_partitions = 0
+    with producer(cluster, max_block_ms=int(PATIENCE_S * 1000)) as sending:
+        late = [sending.send(topic, value) for value in (b"a", b"b") for topic in ("late", "later")]
+        flushing = threading.Thread(target=sending.flush)
+        flushing.start()
+        there = sending.send("t", b"c")
+        assert there.result(PATIENCE_S).offset == 0
+        for topic in ("late", "later"):
+            assert flushing.is_alive()
+            assert not late[-1].done()
+            cluster.create(topic, 1)
+            wait_until(partial(is_known, sending, topic))
+        join(flushing)
+        assert [future.result(0).offset for future in late] == [0, 0, 1, 1]
+
+
+def test_too_many_records_of_a_missing_topic_make_its_senders_wait_and_no_others(cluster, monkeypatch, caplog):
+    caplog.set_level(logging.CRITICAL, "tidelog")
+    monkeypatch.setattr(sync_producer, "_QUEUE_MAX", 10)
+    monkeypatch.setattr(sync_producer, "_QUEUE_MAX_IN_CALLBACKS", 20)
+    cluster.auto_create_partitions = 0
+    with producer(cluster, max_block_ms=int(PATIENCE_S * 1000)) as sending:
+        sent: list[Future[Any]] = []
+
+        def send_to_missing() -> None:
+            sent.extend(sending.send("missing", b"x") for _ in range(100))
+
+        thread = threading.Thread(target=send_to_missing)
+        thread.start()
+        wait_until(lambda: sending._behind_count >= 10)
+        for count in range(30):
+            assert sending.send("t", b"y").result(PATIENCE_S).offset == count
+        assert len(sent) <= 30
+        outcome: Future[Any] = Future()
+
+        def send_in_callback(*_: object) -> None:
+            try:
+                for _value in range(20):
+                    sending.send("missing", b"z")
+            except KafkaError as error:
+                outcome.set_result(error.code)
+
+        sending.send("t", b"y", on_delivery=send_in_callback)
+        assert outcome.result(PATIENCE_S) is ErrorCode.REQUEST_TIMED_OUT
+        cluster.create("missing", 1)
+        join(thread)
+        sending.flush()
+        assert [future.result(0) is not None for future in sent] == [True] * 100
+        assert values(cluster, "missing").count(b"x") == 100
 
 
 @pytest.mark.slow

@@ -120,8 +120,8 @@ def test_an_abort_drops_the_record_that_waits_for_its_topic(cluster):
     with transactional(cluster, max_block_ms=20_000) as sending:
         sending.begin_transaction()
         waiting = sending.send("missing", b"dropped")
-        behind = sending.send("t", b"dropped too", partition=0)
-        while sending._waiting_task is None:
+        behind = sending.send("missing", b"dropped too", partition=0)
+        while not sending._topic_waits:
             time.sleep(0.001)
         sending.abort_transaction()
         with sending.transaction():

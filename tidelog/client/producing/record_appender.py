@@ -317,6 +317,13 @@ class RecordAppender:
         """The route of a topic whose metadata is there."""
         return self._route_of.get(topic)
 
+    def lacks_metadata(self, topic: object, partition: object) -> bool:
+        """Whether a record waits for metadata, not for memory or for its turn."""
+        if not isinstance(topic, str):
+            return False
+        route = self._route_of.get(topic)
+        return route is None or (isinstance(partition, int) and partition >= route.count)
+
     async def find_route(self, topic: str, partition: int | None, waited_ms: float = 0.0) -> Route:
         """`find_topic` for records. Raises as `Producer.send`, also when their transaction ends meanwhile."""
         if self._manager is None:

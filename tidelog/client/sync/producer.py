@@ -4,8 +4,9 @@ The first record wakes the loop. Then the loop looks at the queue again after ha
 millisecond at least, until it is empty, and no record in between wakes it: a wake-up costs several
 times what a record costs. A thread that waits for a record wakes the loop at once.
 
-Invariants: every record goes through the one queue, so that the records of a thread keep their
-order. Every returned future gets a result. The loop's own thread, where delivery callbacks run,
+Invariants: every record goes through the one queue, so that the records of a thread to a topic keep
+their order. A record that waits for its topic's metadata holds those of the same topic, not the
+others. Every returned future gets a result. The loop's own thread, where delivery callbacks run,
 never waits. Only the loop's thread takes from the queue while the producer is open, one record at a
 time.
 """
@@ -56,13 +57,41 @@ _RECORDS_PER_DRAIN = 1024
 
 class _Barrier:
     """A queue entry that is reached when all earlier entries were passed to the asynchronous
-    producer.
+    producer; with `topic`, those of this topic.
     """
 
-    __slots__ = ("reached",)
+    __slots__ = ("_part_count", "_whole", "reached", "topic")
+
+    def __init__(self, topic: object = None, whole: _Barrier | None = None) -> None:
+        self.reached = asyncio.Event()
+        self.topic = topic
+        self._whole, self._part_count = whole, 0
+
+    def part(self, topic: str) -> _Barrier:
+        """An entry behind the records of a topic that wait for metadata. With its last part the barrier is reached."""
+        self._part_count += 1
+        return _Barrier(topic, self)
+
+    def reach(self) -> None:
+        self.reached.set()
+        if self._whole is not None:
+            self._whole._part_count -= 1
+            if not self._whole._part_count:
+                self._whole.reach()
+
+
+class _Wait:
+    """A record that waits for memory or metadata."""
+
+    __slots__ = ("behind", "future", "is_dropped", "task")
 
     def __init__(self) -> None:
-        self.reached = asyncio.Event()
+        self.future: RecordFuture | None = None
+        self.task: asyncio.Task[object] | None = None
+        self.is_dropped = False
+        """Its transaction is aborted."""
+        self.behind: deque[Any] = deque()
+        """The later queue entries of a topic whose metadata is missing."""
 
 
 class Producer(BlockingClient):
@@ -93,11 +122,12 @@ class Producer(BlockingClient):
         self._is_awaited = False
         """A thread waits for a record: when the queue is empty, all records are sent without linger."""
         self._drain_timer: asyncio.TimerHandle | None = None
-        self._waiting_task: asyncio.Task[object] | None = None
-        """The record that waits for memory or metadata. Those behind it wait too."""
-        self._waiting_future: RecordFuture | None = None
-        self._dropped_task: asyncio.Task[object] | None = None
-        """The waiting task whose record's transaction is aborted."""
+        self._wait: _Wait | None = None
+        """The record that waits for memory. All behind it wait too."""
+        self._topic_waits: dict[str, _Wait] = {}
+        """The records that wait for the metadata of their topics."""
+        self._behind_count = 0
+        """The queue entries behind these."""
         self._last_error_text = ""
         self._missing_since: dict[str, float] = {}
         """Topics without metadata, with the start time of the wait for it."""
@@ -107,7 +137,9 @@ class Producer(BlockingClient):
         super()._handle_fork()
         if self._is_forked:  # the parent delivers what is queued
             self._queue.clear()
-            self._waiting_future = None
+            self._wait = None
+            self._topic_waits.clear()
+            self._behind_count = 0
 
     def start(self) -> None:
         """Connect to the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
@@ -128,8 +160,8 @@ class Producer(BlockingClient):
         is called with (metadata, None) or (None, error) in the loop's thread.
 
         Blocks while the queue to the loop is full, which happens when the producer's memory is
-        full. In a delivery callback it does not block: the queue may grow
-        longer there, and beyond that limit it raises KafkaError(REQUEST_TIMED_OUT). The first call starts the
+        full, or many records wait for the metadata of this topic. In a delivery callback it does not block: the queue
+        may grow longer there, and beyond that limit it raises KafkaError(REQUEST_TIMED_OUT). The first call starts the
         client, for at most `max_block_ms`, and raises KafkaError(NETWORK_EXCEPTION or REQUEST_TIMED_OUT).
         """
         thread = self._thread
@@ -138,8 +170,8 @@ class Producer(BlockingClient):
             thread = self._thread
             if thread is None:
                 raise RuntimeError("this client is closed")
-        if len(self._queue) >= _QUEUE_MAX:
-            self._wait_for_space()
+        if len(self._queue) >= _QUEUE_MAX or self._behind_count >= _QUEUE_MAX:
+            self._wait_for_space(topic)
         future: RecordFuture = self._new_future()
         if on_delivery is not None:
             future.call_when_done(calls_on_delivery(on_delivery))
@@ -171,37 +203,46 @@ class Producer(BlockingClient):
         if (self._queue or self._is_awaited) and not self._wake_up.is_on_its_way() and thread is not None:
             self._wake_loop(thread)
 
-    def _wait_for_space(self) -> None:
+    def _wait_for_space(self, topic: object) -> None:
         if self._is_on_loop():
-            if len(self._queue) >= _QUEUE_MAX_IN_CALLBACKS:
+            if len(self._queue) + self._behind_count >= _QUEUE_MAX_IN_CALLBACKS:
                 raise KafkaError(
                     ErrorCode.REQUEST_TIMED_OUT,
                     f"{_QUEUE_MAX_IN_CALLBACKS} records are queued, and a delivery callback cannot wait for room",
                 )
             return
-        while len(self._queue) >= _QUEUE_MAX:
+        while not self._has_space(topic):
             if self._closed:
                 raise RuntimeError("this client is closed")
-            self._space_waiters.wait(lambda: len(self._queue) < _QUEUE_MAX, 0.05)
+            self._space_waiters.wait(lambda: self._has_space(topic), 0.05)
+
+    def _has_space(self, topic: object) -> bool:
+        if self._behind_count >= _QUEUE_MAX and isinstance(topic, str) and topic in self._topic_waits:
+            return False
+        return len(self._queue) < _QUEUE_MAX
 
     def _drain(self) -> None:
         """On the loop: pass queued records to the asynchronous producer."""
         self._wake_up.has_begun()
-        if self._waiting_task is not None:
+        if self._wait is not None:
             return  # it drains at its end
         if self._drain_timer is not None:
             self._drain_timer.cancel()
             self._drain_timer = None
-        queue = self._queue
+        queue, topic_waits = self._queue, self._topic_waits
         append = self._producer._append  # `send` without its coroutine
         count = 0
         while queue and count < _RECORDS_PER_DRAIN:
             item = queue.popleft()
             if item.__class__ is _Barrier:
-                item.reached.set()
+                self._pass(item)
                 continue
             count += 1
             future, queued_s, topic, value, key, headers, partition, timestamp_ms = item
+            if topic_waits and isinstance(topic, str) and topic in topic_waits:
+                topic_waits[topic].behind.append(item)
+                self._behind_count += 1
+                continue
             try:
                 waited_ms = self._waited_ms(topic, queued_s) if self._missing_since else 0.0
                 place = append(topic, value, key, headers, partition, timestamp_ms, None, waited_ms)
@@ -209,8 +250,9 @@ class Producer(BlockingClient):
                 self._handle_send_error(future, topic, error, time.monotonic())
                 continue
             if place.__class__ is not ProducerBatch:
-                self._wait_for(place, future, topic)
-                break
+                if self._begin_wait(place, future, topic, partition):
+                    break
+                continue
             # As `future.bind`.
             future._index = len(place.tickets) - 1
             future._delivery = place.delivery
@@ -220,7 +262,7 @@ class Producer(BlockingClient):
                 self._missing_since.pop(topic, None)
         if len(queue) <= _QUEUE_MAX // 2:
             self._space_waiters.wake()
-        if self._waiting_task is None:
+        if self._wait is None:
             if self._is_awaited and not queue:
                 self._is_awaited = False
                 self._producer._send_appended()
@@ -244,7 +286,7 @@ class Producer(BlockingClient):
     def _waited_ms(self, topic: str, queued_s: float) -> float:
         """The part of `max_block_ms` that a record of a missing topic has waited.
 
-        All records of such a topic share one wait, because records of other topics are behind them.
+        All records of such a topic share one wait: if each began its own, a full queue would take days.
         """
         start_s = time.monotonic()
         return 1000 * max(0.0, start_s - max(queued_s, self._missing_since.get(topic, start_s)))
@@ -272,24 +314,45 @@ class Producer(BlockingClient):
                 return
             future.observe()
 
-    def _wait_for(self, waiting: Coroutine[Any, Any, Place], future: RecordFuture, topic: str) -> None:
-        """Drain on when a record has its place, or has failed."""
+    def _pass(self, barrier: _Barrier) -> None:
+        """A barrier has come to the head of the queue."""
+        waits = [(topic, wait) for topic, wait in self._topic_waits.items() if barrier.topic in (None, topic)]
+        for topic, wait in waits:
+            wait.behind.append(barrier.part(topic))
+            self._behind_count += 1
+        if not waits:
+            barrier.reach()
+
+    def _begin_wait(
+        self, waiting: Coroutine[Any, Any, Place], future: RecordFuture, topic: str, partition: int | None
+    ) -> bool:
+        """A record waits. Returns whether those of all topics do."""
+        wait = _Wait()
+        lacks_metadata = self._producer._appender.lacks_metadata(topic, partition)
+        if lacks_metadata and len(self._topic_waits) < _MISSING_TOPICS_MAX:
+            self._topic_waits[topic] = wait
+        else:
+            self._wait = wait
+        self._wait_for(waiting, future, topic, wait)
+        return self._wait is wait
+
+    def _wait_for(self, waiting: Coroutine[Any, Any, Place], future: RecordFuture, topic: str, wait: _Wait) -> None:
+        """Go on with the records behind when a record has its place, or has failed."""
         start_s = time.monotonic()
         transaction = self._producer.open_transaction
 
         async def bind() -> None:
             place = await waiting
-            self._waiting_future = None
+            wait.future = None
             future.bind(place.delivery, len(place.tickets) - 1)  # until the loop runs again it is the last
 
         def handle_end(task: asyncio.Task[object]) -> None:
-            self._waiting_task = None
-            is_dropped, self._dropped_task = self._dropped_task is task, None
+            wait.task, is_dropped, wait.is_dropped = None, wait.is_dropped, False
             if task.cancelled() and is_dropped:
                 waiting.close()
                 if not future.done():  # `close` in another thread may have settled it
                     self._fail_aborted(future)
-                self._drain()
+                self._end_wait(wait, topic)
                 return
             if task.cancelled() and self._closed:
                 waiting.close()
@@ -297,20 +360,69 @@ class Producer(BlockingClient):
                 if not future.done():  # `close` in another thread may have settled it
                     future.set_exception(cause)
                 self._producer.report_unsent(cause)
+                self._leave_queued(wait, topic)
                 return
             # A partitioner may raise a CancelledError of its own.
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
             if error is None:
                 self._missing_since.pop(topic, None)
+                self._is_awaited |= self._skips_linger and future._is_observed
             else:
                 # A commit waits for the records queued before it, so it began before this one was queued.
                 is_behind_commit = self._producer.open_transaction != transaction
                 self._handle_send_error(future, topic, error, start_s, 0 if is_behind_commit else transaction)
-            self._drain()
+            self._end_wait(wait, topic)
 
-        self._waiting_future = future
-        self._waiting_task = asyncio.get_running_loop().create_task(bind())
-        self._waiting_task.add_done_callback(handle_end)
+        wait.future = future
+        wait.task = asyncio.get_running_loop().create_task(bind())
+        wait.task.add_done_callback(handle_end)
+
+    def _end_wait(self, wait: _Wait, topic: str) -> None:
+        """A record has its place or has failed: go on with those behind it."""
+        if self._wait is wait:
+            self._wait = None
+        else:
+            self._append_behind(wait, topic)
+        self._is_draining = True
+        self._drain()
+
+    def _leave_queued(self, wait: _Wait, topic: str) -> None:
+        """The producer is closed: leave what is behind a record to `_fail_queued`."""
+        if self._wait is wait:
+            self._wait = None
+            return
+        del self._topic_waits[topic]
+        self._behind_count -= len(wait.behind)
+        self._queue.extendleft(reversed(wait.behind))
+        wait.behind.clear()
+        if self._is_closed:
+            self._fail_queued()
+
+    def _append_behind(self, wait: _Wait, topic: str) -> None:
+        """Append the records behind one that waited for metadata, up to the next one that waits."""
+        for _ in range(_RECORDS_PER_DRAIN):
+            if not wait.behind:
+                del self._topic_waits[topic]
+                return
+            self._behind_count -= 1
+            item = wait.behind.popleft()
+            if item.__class__ is _Barrier:
+                item.reach()
+                continue
+            future, queued_s, _, *record = item
+            try:
+                waited_ms = self._waited_ms(topic, queued_s) if self._missing_since else 0.0
+                place = self._producer._append(topic, *record, None, waited_ms)
+            except BaseException as error:
+                self._handle_send_error(future, topic, error, time.monotonic())
+                continue
+            if not isinstance(place, ProducerBatch):
+                self._wait_for(place, future, topic, wait)
+                return
+            future.bind(place.delivery, len(place.tickets) - 1)
+            self._missing_since.pop(topic, None)
+            self._is_awaited |= self._skips_linger and future._is_observed
+        asyncio.get_running_loop().call_soon(self._end_wait, wait, topic)
 
     def _handle_send_error(
         self, future: RecordFuture, topic: str, error: BaseException, start_s: float, transaction: int | None = None
@@ -346,10 +458,11 @@ class Producer(BlockingClient):
         records = as_records(records)
         if isinstance(records, Sized):
             known = list(records)
-            return self._send_group(lambda future: self._producer.send_many(topic, known, ticket=future))
+            return self._send_group(topic, lambda future: self._producer.send_many(topic, known, ticket=future))
         pieces = RecordPieces(records)
         caller = CallerThread()
         return self._send_group(
+            topic,
             lambda future: self._producer.send_pieces(topic, lambda: caller.run(pieces.next_piece), ticket=future),
             caller,
         )
@@ -358,23 +471,24 @@ class Producer(BlockingClient):
         """As of the asynchronous producer; blocks until the batch has a place in the producer's memory."""
         read = read_batch(self._producer.config, records)  # in this thread: the iterable is the caller's
         return self._send_group(
-            lambda future: self._producer.send_batch(topic, read, partition=partition, ticket=future)
+            topic, lambda future: self._producer.send_batch(topic, read, partition=partition, ticket=future)
         )
 
     def send_arrow(self, topic: str, table: pa.Table | pa.RecordBatch) -> Future[list[WrittenRange]]:
         """As of the asynchronous producer; blocks until every row has a place in the producer's memory."""
-        return self._send_group(lambda future: self._producer.send_arrow(topic, table, ticket=future))
+        return self._send_group(topic, lambda future: self._producer.send_arrow(topic, table, ticket=future))
 
     def _send_group(
         self,
+        topic: str,
         send: Callable[[Future[Any]], Coroutine[Any, Any, Any]],
         caller: CallerThread | None = None,
     ) -> Future[Any]:
-        """Send after the records queued so far. An error before the first record is raised."""
+        """Send after the records of the topic queued so far. An error before the first record is raised."""
         future: Future[Any] = self._new_future()
 
         async def send_in_order() -> None:
-            await self._drain_queue()
+            await self._drain_queue(topic)
             await send(future)
 
         self._run(send_in_order, caller)
@@ -396,9 +510,9 @@ class Producer(BlockingClient):
         await self._drain_queue()
         await self._producer.flush()
 
-    async def _drain_queue(self) -> None:
-        """Wait until the asynchronous producer has the records queued so far."""
-        barrier = _Barrier()
+    async def _drain_queue(self, topic: str | None = None) -> None:
+        """Wait until the asynchronous producer has the records queued so far; with `topic`, those of this topic."""
+        barrier = _Barrier(topic)
         self._queue.append(barrier)
         self._is_draining = True
         self._drain()
@@ -493,18 +607,23 @@ class Producer(BlockingClient):
     def _drop_queued(self) -> None:
         """On the loop: fail the records of a transaction that is aborted before they reach the producer."""
         kept: list[_Barrier] = []
-        while self._queue:
-            item = self._queue.popleft()
-            if isinstance(item, _Barrier):
-                kept.append(item)
-            else:
-                self._fail_aborted(item[0])
-        if self._waiting_task is not None:
-            # It waits for memory or metadata, and all later records behind it.
-            self._dropped_task = self._waiting_task
-            self._waiting_task.cancel()
+        waits = list(self._topic_waits.values())
+        if self._wait is not None:
+            waits.append(self._wait)
+        for entries in (*(wait.behind for wait in waits), self._queue):
+            while entries:
+                item = entries.popleft()
+                if isinstance(item, _Barrier):
+                    kept.append(item)
+                else:
+                    self._fail_aborted(item[0])
+        self._behind_count = 0
+        for wait in waits:
+            if wait.task is not None:
+                wait.is_dropped = True
+                wait.task.cancel()
         for barrier in kept:
-            barrier.reached.set()
+            barrier.reach()
         self._space_waiters.wake()
 
     def _fail_aborted(self, future: RecordFuture) -> None:
@@ -545,7 +664,8 @@ class Producer(BlockingClient):
 
     def _handle_exit(self) -> None:
         if self._open_thread is not None:
-            self._producer.warn_of_undelivered(len(self._queue) + (self._waiting_task is not None))
+            waiting_count = (self._wait is not None) + len(self._topic_waits) + self._behind_count
+            self._producer.warn_of_undelivered(len(self._queue) + waiting_count)
 
     def _final_call(self) -> Callable[[], Coroutine[Any, Any, None]]:
         return self._producer.close  # nothing is underway: a record's future refers to this client
@@ -555,14 +675,17 @@ class Producer(BlockingClient):
 
     def _fail_queued(self) -> None:
         """Fail all queued records. Several threads may do this at the same time."""
-        waiting_future = self._waiting_future
-        if self._is_closed and waiting_future is not None and not waiting_future.done():
-            waiting_future.set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY))
-        while self._queue:
-            try:
-                item = self._queue.popleft()
-            except IndexError:
-                break
-            if not isinstance(item, _Barrier):
-                item[0].set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY))
+        waits = [wait for wait in (self._wait, *self._topic_waits.values()) if wait is not None]
+        for wait in waits:
+            future = wait.future
+            if self._is_closed and future is not None and not future.done():
+                future.set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY))
+        for entries in (*(wait.behind for wait in waits), self._queue):
+            while entries:
+                try:
+                    item = entries.popleft()
+                except IndexError:
+                    break
+                if not isinstance(item, _Barrier):
+                    item[0].set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY))
         self._observe_all()  # the loop may have ended before it came to them
