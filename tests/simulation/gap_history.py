@@ -372,7 +372,7 @@ class GapHistory(CompactionHistory):
         log.truncate_to(target)
         model.lowest_cut = None
         model.cut_from(target)
-        ends = (model.end, batch.base_offset, log.log_start_offset)
+        ends = {model.end, batch.base_offset, log.log_start_offset, *model.gap_ends}
         require(log.log_end_offset in ends, self, f"the log ends at {log.log_end_offset}, not at one of {ends}")
         model.may_be_removed_below = min(model.may_be_removed_below, log.log_end_offset)
         self.after_a_cut()
