@@ -30,6 +30,7 @@ from tidelog.storage.files.checkpoints import (
 )
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.files.usurped_names import free_names
+from tidelog.storage.log.deleted_start import forget_deleted_start
 from tidelog.storage.log.explained_gaps import ends_kept_below, may_end_early, read_explained_gaps
 from tidelog.storage.log.hidden_transactions import ScannedTransactions
 from tidelog.storage.log.recovery import (
@@ -202,6 +203,8 @@ class _Loader:
         # The metadata log is read whole at each start.
         if config.is_compacted or checkpoints.was_compacted or checkpoints.is_synced:
             cleaned_below = INT64_MAX
+        if not checkpoints.is_synced:
+            forget_deleted_start(disk, directory, names, may_be_cleaned=cleaned_below > 0)
         self.names, orphans, self.lost_transaction_indexes, renamed = tidy(disk, directory, names, cleaned_below)
         self.epochs, self.epochs_are_whole = self._read_epochs()
         self.has_unreadable_sums = TRANSACTION_SUMS_FILE in freed

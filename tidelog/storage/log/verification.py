@@ -25,6 +25,7 @@ from tidelog.storage.files.checkpoints import (
     replace_file,
 )
 from tidelog.storage.files.disk import Disk
+from tidelog.storage.log.deleted_start import is_start_deleted
 from tidelog.storage.log.explained_gaps import ends_kept_below, may_end_early, read_explained_gaps
 from tidelog.storage.log.recovery import find_aborted, read_marker, rebuild_transaction_index
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
@@ -212,7 +213,10 @@ class StoppedLog:
         is_readable = not self._epochs_are_unreadable and LEADER_EPOCH_FILE in self._names
         start = first_offset_of(self.leader_epochs, is_readable, self._facts.log_start_offset, orphans)
         first = self.segments.first.base_offset if len(self.segments) else INT64_MAX
-        if start < first < INT64_MAX and not self._facts.begins_with_snapshot:
+        is_deleted = is_start_deleted(
+            self.disk, self.directory, self._names, start, may_be_cleaned=self.compacted_below > 0
+        )
+        if start < first < INT64_MAX and not self._facts.begins_with_snapshot and not is_deleted:
             path = f"{self.directory}/{file_name(start, LOG_SUFFIX)}"
             yield Problem(path, MISSING, "its records are missing", 0, 0, start, first)
 

@@ -1,0 +1,120 @@
+"""Directories of Kafka in which retention has deleted the first segments, and whose leader epochs begin with them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.storage.batches import NOW, Logs, idempotent, offsets_of, records_of
+from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.log.deleted_start import forget_deleted_start, is_start_deleted
+from tidelog.storage.log.verification import MISSING, LogFacts, StoppedLog
+
+MakeLogs = Callable[..., Logs]
+COUNT = 12
+PER_SEGMENT = 2
+
+
+def record(n: int) -> memoryview:
+    return idempotent(n, key=b"%02d" % n, value=bytes(30), timestamp=NOW + n)
+
+
+def made_by_kafka(
+    logs: MakeLogs, count: int, *, snapshots: bool = True, filed: bytes = b"0\n3\n0 0\n1 5\n2 8\n", **settings: object
+) -> Logs:
+    """A log with `count` deleted segments of two offsets each, as Kafka leaves it when it stops at once."""
+    made = logs(segment_bytes=PER_SEGMENT * len(record(0)), **settings)
+    for n in range(COUNT):
+        made.append(record(n), epoch=(n >= 5) + (n >= 8))
+    assert [each.base_offset for each in made.log.segments] == list(range(0, COUNT, PER_SEGMENT))
+    made.close()
+    for base in range(0, count * PER_SEGMENT, PER_SEGMENT):
+        if snapshots:
+            (made.folder / f"{base:020d}.snapshot").touch()
+        for path in made.folder.glob(f"{base:020d}.*"):
+            path.rename(f"{path}.deleted")
+    (made.folder / "leader-epoch-checkpoint").write_bytes(filed)
+    return made
+
+
+def epochs_of(made: Logs) -> str:
+    return (made.folder / "leader-epoch-checkpoint").read_text()
+
+
+@pytest.mark.parametrize(
+    ("count", "filed"), [(1, "0\n3\n0 2\n1 5\n2 8\n"), (3, "0\n2\n1 6\n2 8\n"), (4, "0\n1\n2 8\n"), (5, "0\n1\n2 10\n")]
+)
+@pytest.mark.parametrize("policy", [{"delete"}, {"compact", "delete"}])
+def test_the_log_begins_behind_segments_that_retention_has_deleted(
+    logs: MakeLogs, count: int, filed: str, policy: set[str]
+) -> None:
+    """It began with them, and they counted as lost: a consumer stood still at the first offset."""
+    made = made_by_kafka(logs, count, cleanup_policy=frozenset(policy))
+    facts = LogFacts(is_clean=True, high_watermark=COUNT, is_compacted="compact" in policy)
+    missing = [each for each in StoppedLog(OsDisk(), str(made.folder), facts).verify() if each.kind == MISSING]
+    assert not missing
+    for is_killed in (True, False):
+        log = made.open()
+        assert (log.log_start_offset, log.damaged_ranges()) == (count * PER_SEGMENT, [])
+        assert offsets_of(records_of(log)) == list(range(count * PER_SEGMENT, COUNT))
+        assert epochs_of(made) == filed
+        assert not made.files("*.deleted")
+        made.kill() if is_killed else made.close()
+
+
+def test_a_kill_after_the_leader_epochs_are_written_changes_nothing(logs: MakeLogs) -> None:
+    made = made_by_kafka(logs, 2)
+    for _ in range(2):
+        names = {path.name for path in made.folder.iterdir()}
+        forget_deleted_start(OsDisk(), str(made.folder), names, may_be_cleaned=False)
+        assert epochs_of(made) == "0\n3\n0 4\n1 5\n2 8\n"
+    log = made.open()
+    assert (log.log_start_offset, log.damaged_ranges()) == (4, [])
+
+
+def test_the_first_segment_of_all_has_no_snapshot_of_producers(logs: MakeLogs) -> None:
+    made = made_by_kafka(logs, 1, snapshots=False)
+    log = made.open()
+    assert (log.log_start_offset, log.damaged_ranges()) == (2, [])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "no deleted file", "a lost segment behind", "a damaged deleted segment", "a truncation to a higher offset",
+        "an unfinished cleaning", "an unfinished emptying", "a cleaned segment",
+    ],
+)  # fmt: skip
+def test_a_lost_segment_is_damage_whatever_was_deleted_before(logs: MakeLogs, case: str) -> None:
+    is_cleaned = case == "a cleaned segment"
+    policy = frozenset({"compact", "delete"}) if is_cleaned else frozenset({"delete"})
+    filed = b"0\n1\n2 4\n" if case == "a truncation to a higher offset" else b"0\n1\n2 0\n"
+    made = made_by_kafka(logs, 2, snapshots=not is_cleaned, filed=filed, cleanup_policy=policy)
+    last = made.folder / f"{2:020d}.log.deleted"
+    if case == "no deleted file":
+        for path in made.folder.glob("*.deleted"):
+            path.unlink()
+    elif case in ("a lost segment behind", "a truncation to a higher offset"):
+        (made.folder / f"{4:020d}.log").unlink()
+    elif case == "a damaged deleted segment":
+        data = bytearray(last.read_bytes())
+        data[8:12] = bytes(4)
+        last.write_bytes(data)
+    elif case == "an unfinished cleaning":
+        shutil.copy(last, made.folder / f"{6:020d}.log.cleaned")
+    elif case == "an unfinished emptying":
+        (made.folder / "emptying").touch()
+    names = {path.name for path in made.folder.iterdir()}
+    start = int(filed.split()[-1])
+    assert not is_start_deleted(OsDisk(), str(made.folder), names, start, may_be_cleaned=is_cleaned)
+    if case != "an unfinished emptying":
+        [(_, damage)] = made.open().damaged_ranges()
+        assert damage.first_offset == start
+
+
+def test_a_start_that_the_leader_epochs_confirm_stays(logs: MakeLogs) -> None:
+    """The rest of an earlier deletion says nothing of a segment that is lost later."""
+    made = made_by_kafka(logs, 2, filed=b"0\n1\n2 4\n")
+    assert made.open().log_start_offset == 4
