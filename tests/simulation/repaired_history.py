@@ -519,8 +519,8 @@ class RepairedHistory:
             return
         self.leave(chosen)
         self.synced[chosen.id] = 0
-        chosen.lowest_cut = None
         chosen.log.truncate_fully_and_start_at(self.leader.log.log_start_offset)
+        chosen.lowest_cut = None  # where a kill leaves the log as it was, it is still to be cut
 
     # ----------------------------------------------------------------------------------------------- what a node does
 
