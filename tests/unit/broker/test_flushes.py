@@ -170,6 +170,33 @@ async def test_flushes_that_wait_hold_up_none_of_another_log_directory(monkeypat
     assert not host._count_of
 
 
+async def test_a_flush_that_waited_while_its_log_moved_is_one_of_the_new_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flushes, "UNDER_WAY_MAX", 1)
+    first, moved = Partition("/a/t-0"), Partition("/a/t-1")
+    loop, goes_on = asyncio.get_running_loop(), threading.Event()
+    monkeypatch.setattr(first.log, "run", partial(goes_on.wait, PATIENCE_S))
+    asked: list[str] = []
+    host: Any = Flushes(loop, asked.append, lambda: 0, lambda: 0.0, lambda each: True, Mock(), lambda *_: None)
+    for partition in (first, moved):
+        host.flush(partition)
+    moved.log.directory = "/b/t-1"
+    goes_on.set()
+    await until(lambda: moved.log.begun == 1 and not host._under_way)
+    assert asked == ["/a", "/b"]
+
+
+async def test_a_node_ends_with_the_threads_of_its_log_directories(start_node: Any, tmp_path: Path) -> None:
+    node = await start_node(**{"log.dirs": f"{tmp_path}/a,{tmp_path}/b"})
+    pools = list(node.node._ports.of_directories.values())
+    assert len(pools) == 2
+    await node.stop()
+    for pool in pools:
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            pool.submit(print)
+
+
 async def test_a_slow_device_delays_the_syncs_and_cold_reads_of_its_own_log_directory_alone(
     start_node: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -200,8 +227,17 @@ async def test_a_slow_device_delays_the_syncs_and_cold_reads_of_its_own_log_dire
         assert await errors_of(another) == [0] * len(other)
         warmed = asyncio.get_running_loop().create_future()
         read: Any = SimpleNamespace(path=f"{homes[1]}/t-0/0.log", pin=Mock(), unpin=Mock(), warm=Mock())
+        asked: list[str] = []
+        threads_of = partitions._threads_of
+
+        def asked_threads_of(path: str) -> Any:
+            asked.append(path)
+            return threads_of(path)
+
+        monkeypatch.setattr(partitions, "_threads_of", asked_threads_of)
         partitions.run_cold(read, partial(warmed.set_result, None))
         await asyncio.wait_for(warmed, PATIENCE_S)
+        assert asked == [str(homes[1])]
     finally:
         goes_on.set()
     assert await errors_of(wire) == [0] * len(slow)
