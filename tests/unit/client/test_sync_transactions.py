@@ -131,6 +131,30 @@ def test_an_abort_drops_the_record_that_waits_for_its_topic(cluster):
     assert cluster.transactions.committed == [b"next"]
 
 
+def test_an_abort_ends_though_a_delivery_callback_sends_what_it_drops_again(cluster):
+    """The loop dropped these records too, without end: neither the abort nor any other call returned."""
+    cluster.auto_create_partitions = 0
+    outcomes: list[BaseException | None] = []
+
+    def send_again(_: object, error: BaseException | None) -> None:
+        outcomes.append(error)
+        if isinstance(error, TransactionAborted) and len(outcomes) < 1_000:
+            sending.send("t", b"again", partition=0, on_delivery=send_again)
+
+    with transactional(cluster, max_block_ms=20_000) as sending:
+        sending.begin_transaction()
+        sending.send("missing", b"waits", partition=0)
+        sending.send("missing", b"behind", partition=0, on_delivery=send_again)
+        while not sending._topic_waits:
+            time.sleep(0.001)
+        sending.abort_transaction()
+        with sending.transaction():
+            sending.send("t", b"next", partition=0)
+    assert len(outcomes) < 10
+    assert None not in outcomes
+    assert cluster.transactions.committed == [b"next"]
+
+
 def test_a_record_that_another_thread_sends_behind_a_commit_does_not_fail_it(cluster, monkeypatch):
     """The commit has waited for what was queued before it. The record of a new topic behind it is not a part of it."""
     with transactional(cluster) as sending:
