@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, idempotent, offsets_of, records_of
-from tidelog.storage.files.disk import OsDisk
+from tests.unit.storage.batches import NOW, Logs, QuickDisk, idempotent, offsets_of, records_of
+from tidelog.storage.files.disk import File, OsDisk
 from tidelog.storage.log.deleted_start import forget_deleted_start, is_start_deleted
 from tidelog.storage.log.verification import MISSING, LogFacts, StoppedLog
 
@@ -112,6 +113,22 @@ def test_a_lost_segment_is_damage_whatever_was_deleted_before(logs: MakeLogs, ca
     if case != "an unfinished emptying":
         [(_, damage)] = made.open().damaged_ranges()
         assert damage.first_offset == start
+
+
+def test_a_deleted_file_that_cannot_be_read_does_not_keep_the_log_from_opening(
+    logs: MakeLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = made_by_kafka(logs, 2)
+    opened = QuickDisk.open
+
+    def failing(disk: QuickDisk, path: str, *, create: bool = False) -> File:
+        if path.endswith(".deleted"):
+            raise OSError(errno.EIO, "Input/output error", path)
+        return opened(disk, path, create=create)
+
+    monkeypatch.setattr(QuickDisk, "open", failing)
+    [(_, damage)] = made.open().damaged_ranges()
+    assert (damage.first_offset, damage.end_offset) == (0, 4)
 
 
 def test_a_start_that_the_leader_epochs_confirm_stays(logs: MakeLogs) -> None:

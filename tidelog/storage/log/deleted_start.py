@@ -77,15 +77,16 @@ def _first_of(names: set[str]) -> int:
 
 
 def _end_of_deleted(disk: Disk, directory: str, base_offset: int) -> int:
-    """The offset behind the last batch of a deleted segment; -1 without a batch, or if it is damaged."""
-    size_bytes = disk.size_of(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}{DELETED_SUFFIX}")
-    segment = Segment(disk, directory, base_offset, LogConfig(), 0, size_bytes=size_bytes, suffix=DELETED_SUFFIX)
+    """The offset behind the last batch of a deleted segment; -1 without a batch, or if it is damaged or unreadable."""
     end_offset = -1
     try:
-        for _, header in headers(segment):
-            end_offset = header.next_offset
-    except CorruptIndex:
+        size_bytes = disk.size_of(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}{DELETED_SUFFIX}")
+        segment = Segment(disk, directory, base_offset, LogConfig(), 0, size_bytes=size_bytes, suffix=DELETED_SUFFIX)
+        try:
+            for _, header in headers(segment):
+                end_offset = header.next_offset
+        finally:
+            segment.release()
+    except (CorruptIndex, OSError):  # the log does not need the file: what it cannot show is no reason not to open it
         return -1
-    finally:
-        segment.release()
     return end_offset
