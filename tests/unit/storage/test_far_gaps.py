@@ -13,7 +13,7 @@ from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, offsets_of, r
 from tests.unit.storage.cleaning import clean
 from tests.unit.storage.test_damage import copy_of, repair_range
 from tests.unit.storage.test_prefix_copy import copy_prefix
-from tidelog.protocol.batches.record_batch import LEADER_EPOCH_OFFSET, iter_headers
+from tidelog.protocol.batches.record_batch import LEADER_EPOCH_OFFSET, BatchHeader, iter_headers
 from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, ExplainedGaps, encode_explained_gaps
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.explained_gaps import is_beyond_index
@@ -269,6 +269,79 @@ def test_a_gap_in_which_a_leader_epoch_begins_is_none_after_a_start(logs: MakeLo
         assert not log.damaged_ranges()
         (made.close if ending == "clean stop" else made.kill)()
         log = made.open(machine_ran_on=True)
+
+
+@pytest.mark.parametrize("ending", ["clean stop", "kill"])
+def test_a_whole_segment_in_which_a_leader_epoch_begins_and_that_all_replicas_lack_is_none_after_a_start(
+    logs: MakeLogs, ending: str
+) -> None:
+    """No batch can hold it. Its name does, beside the index files of an empty segment."""
+    made = logs()
+    for offset, epoch in enumerate((0, 0, 0, 1, 1, 1)):
+        made.log.append_as_follower(batch(1, base_offset=offset, leader_epoch=epoch), NOW)
+        if offset % 2:
+            made.log.roll(NOW)
+    made.log.set_high_watermark(6)
+    made.close()
+    for path in made.folder.glob(f"{2:020d}.*index"):
+        path.unlink()
+    cut_between_batches(made, 2, 0)
+    log = made.open()
+    with pytest.raises(DamagedRecords):
+        read(log, 2, 100, 6)
+    ((segment, damage),) = log.damaged_ranges()
+    assert (segment.base_offset, damage.first_offset, damage.end_offset) == (2, 2, 4)
+    log.accept_gap(segment, damage)
+    assert segment.may_end_early
+    for _ in range(3):
+        assert offsets_of(records_of(log)) == [0, 1, 4, 5]
+        for each in list(log.segments):
+            scrub(log, each)
+        assert not log.damaged_ranges()
+        (made.close if ending == "clean stop" else made.kill)()
+        log = made.open(machine_ran_on=True)
+
+
+def last_header(made: Logs, base_offset: int) -> BatchHeader:
+    return list(iter_headers((made.folder / f"{base_offset:020d}.log").read_bytes()))[-1][1]
+
+
+def test_a_cleaned_segment_ends_where_it_did_before_kafka_removed_its_last_batch(logs: MakeLogs) -> None:
+    """In a batch without records, of the leader epoch that began in what is removed."""
+    made = logs(cleanup_policy=COMPACTED)
+    for epoch, offset in enumerate((0, 1)):
+        made.log.append_as_follower(batch(1, base_offset=offset, leader_epoch=epoch, key=b"%d" % offset), NOW)
+    made.log.roll(NOW)
+    made.log.append_as_follower(batch(1, base_offset=2, leader_epoch=1, key=b"1"), NOW)
+    made.log.set_high_watermark(3)
+    made.directory.enter_in_cleaner_checkpoint(made.log)
+    made.log.flush()
+    made.close()
+    cut_between_batches(made, 0, 1)
+    (made.folder / EXPLAINED_GAPS_FILE).write_bytes(encode_explained_gaps(ExplainedGaps(0, frozenset({(0, 2)}))))
+    log = made.open()
+    assert not log.damaged_ranges()
+    clean(log)
+    last = last_header(made, 0)
+    assert (last.next_offset, last.record_count, last.partition_leader_epoch) == (2, 0, 1)
+
+
+def test_a_cleaned_segment_before_a_far_gap_ends_where_its_last_batch_did(logs: MakeLogs) -> None:
+    """The cleaner has removed that, and no batch can reach the next segment."""
+    made = logs(cleanup_policy=COMPACTED)
+    with_far_gap(made, is_cleaned=False, batches=2)
+    made.log.append_as_follower(batch(1, base_offset=FAR + 5, leader_epoch=0, key=b"b"), NOW)
+    made.log.set_high_watermark(made.log.log_end_offset)
+    made.close()
+    for path in (*made.folder.glob(f"{4:020d}.*"), made.folder / EXPLAINED_GAPS_FILE):
+        path.unlink()
+    log = made.open()
+    made.directory.enter_in_cleaner_checkpoint(log)
+    log.roll(NOW)
+    clean(log)
+    bases = [each.base_offset for each in log.segments if each.base_offset < FAR]
+    last = last_header(made, bases[-1])
+    assert (last.next_offset, last.record_count) == (4, 0)
 
 
 @pytest.mark.parametrize("ending", ["clean stop", "kill"])
