@@ -197,6 +197,27 @@ async def test_a_commit_of_partitions_that_have_come_back_is_not_sent_under_a_la
         assert {partition: offset[0] for partition, offset in offsets.items()} == {tuple(moved): 5}
 
 
+async def test_a_waiting_commit_of_a_partition_that_stays_is_sent_when_another_one_has_come() -> None:
+    slow = {"enable_auto_commit": False, "retry_backoff_ms": 1500, "retry_backoff_max_ms": 1500}
+    async with FakeCluster(t=2) as cluster, consumer(cluster, "t", **slow) as first:
+        async with consumer(cluster, "t", enable_auto_commit=False) as second:
+            await poll_until(lambda: len(first.assignment()) == len(second.assignment()) == 1, first, second)
+            (kept,) = first.assignment()
+
+            def refuse(request: OffsetCommitRequest, node: Any) -> Any:
+                return cluster.groups.commit(request, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+
+            cluster.script(OffsetCommitRequest, *[refuse] * 1000)
+            pending = await first.commit_async({kept: 3})
+            await until(lambda: len(cluster.sent(OffsetCommitRequest)) == 1)
+        await poll_until(lambda: len(first.assignment()) == 2, first)
+        assert len(cluster.sent(OffsetCommitRequest)) == 1  # the retry is still to come
+        cluster.scripts[OffsetCommitRequest].clear()
+        await asyncio.wait_for(pending, PATIENCE_S)
+        offsets = cluster.groups.group("g").offsets
+        assert {partition: offset[0] for partition, offset in offsets.items()} == {tuple(kept): 3}
+
+
 async def test_a_member_that_has_joined_again_by_a_heartbeat_commits_nothing_of_what_it_has_lost() -> None:
     """The epoch of the new membership is valid: a commit before the next poll, or in the listener for what is lost,
     took the offsets of the next owner back.

@@ -16,6 +16,28 @@ def batch(base_offset: int) -> bytes:
     return bytes(encode_batch([(1, None, b"value", ())], base_offset=base_offset))
 
 
+def test_a_deserializer_that_refuses_a_record_gets_it_once_in_a_call() -> None:
+    """It may have waited for a schema registry that is away."""
+    subscription = Subscription()
+    subscription.assign([T0, T1])
+    subscription.seek(T0, 0)
+    subscription.seek(T1, 0)
+    buffer, refused = FetchBuffer(subscription), list[bytes]()
+
+    def refuse(value: bytes) -> bytes:
+        refused.append(value)
+        raise ConnectionError
+
+    buffer.add(CompletedFetch(T0, 0, batch(0), value_deserializer=refuse))
+    for offset in range(4):
+        buffer.add(CompletedFetch(T1, offset, batch(offset)))
+    assert [record.offset for record in buffer.take(10)[T1]] == [0, 1, 2, 3]
+    assert len(refused) == 1
+    with pytest.raises(ConnectionError):
+        buffer.take(10)
+    assert len(refused) == 2
+
+
 @pytest.mark.parametrize("takes_columns", [False, True])
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_an_error_is_raised_in_the_call_after_one_that_has_returned_records_in_its_place(takes_columns, is_damaged):

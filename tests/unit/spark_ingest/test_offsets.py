@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -240,6 +243,30 @@ def test_a_read_is_planned_again_where_a_topic_is_gone_while_it_is_planned(
         steps.append("once")
         with pytest.raises(KafkaError, match="was created again"):
             ranges(node, **wanted)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+        offsets.MissingPartition(TopicPartition("t", 0), "assign names t-0, which does not exist"),
+    ],
+)
+def test_a_read_is_not_planned_again_behind_an_error_that_would_come_again(
+    error: KafkaError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = []
+
+    async def edges(*_: object) -> None:
+        planned.append(error)
+        raise error
+
+    monkeypatch.setattr(offsets, "_edges", edges)
+    options: Any = SimpleNamespace(starting=None, ending=None, fail_on_data_loss=False)
+    cluster: Any = None
+    with pytest.raises(type(error)):
+        asyncio.run(offsets._edges_of_batch(cluster, options))
+    assert planned == [error]
 
 
 def test_a_timestamp_after_the_last_record(node, new_topic):

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,6 +192,30 @@ def test_a_task_that_begins_its_transaction_as_the_write_is_aborted_leaves_none_
         listings = admin.list_transactions(states=["Ongoing"])
     assert begun
     assert not [each for each in listings if writer._query in each.transactional_id]
+
+
+@pytest.mark.parametrize("has_running_tasks", [False, True])
+def test_an_abort_waits_for_running_tasks_alone(options, monkeypatch, has_running_tasks):
+    """Spark kills them some seconds later. Where all have ended there is nothing to wait for."""
+    pytest.importorskip("pyspark")
+    from pyspark.sql.datasource import WriterCommitMessage
+
+    from tidelog.spark_ingest import writers
+
+    ended = WriterCommitMessage()
+    steps: list[object] = []
+
+    async def look(options, id_prefix):
+        steps.append("look")
+
+    async def sleep(seconds):
+        steps.append(seconds)
+
+    monkeypatch.setattr(sink, "_abort_open", look)
+    monkeypatch.setattr(sink, "asyncio", SimpleNamespace(run=asyncio.run, sleep=sleep))
+    monkeypatch.setattr(writers, "_transactions", lambda messages: [])
+    writers.TidelogWriter(options).abort([ended, None] if has_running_tasks else [ended])
+    assert steps == (["look", sink._KILL_TIME_S, "look"] if has_running_tasks else ["look"])
 
 
 def test_another_query_writes_its_own_micro_batch_0(options, topic):

@@ -117,9 +117,12 @@ def test_a_stopped_log_that_kafka_has_continued_has_no_wrong_index(made: Logs) -
     facts = LogFacts(is_clean=True, recovery_point=end, high_watermark=end)
     assert list(StoppedLog(made.disk, str(made.folder), facts).verify()) == []
     continued = max(made.folder.glob("*.txnindex"))
-    continued.write_bytes(continued.read_bytes()[:10] + b"\1" * 8 + continued.read_bytes()[18:])
-    problems = list(StoppedLog(made.disk, str(made.folder), facts).verify())
-    assert [each.file for each in problems] == [str(continued)]
+    row = continued.read_bytes()
+    of_another_producer = row[:2] + (6).to_bytes(8, "big") + row[10:]
+    for wrong in (row[:10] + b"\1" * 8 + row[18:], of_another_producer):
+        continued.write_bytes(wrong)
+        problems = list(StoppedLog(made.disk, str(made.folder), facts).verify())
+        assert [each.file for each in problems] == [str(continued)]
 
 
 def test_a_snapshot_counts_more_than_what_was_read_across_damage(logs: MakeLogs) -> None:
