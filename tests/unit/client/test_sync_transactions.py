@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, join, wait_until
 from tests.unit.client.fake_broker import FakeCluster, refuse_produce
 from tests.unit.client.test_producer import FAST, numbered
 from tests.unit.client.test_transaction_offsets import Lost
@@ -152,6 +153,24 @@ def test_an_abort_ends_though_a_delivery_callback_sends_what_it_drops_again(clus
             sending.send("t", b"next", partition=0)
     assert len(outcomes) < 10
     assert None not in outcomes
+    assert cluster.transactions.committed == [b"next"]
+
+
+def test_an_abort_ends_a_flush_behind_the_record_that_waits_for_its_topic(cluster):
+    cluster.auto_create_partitions = 0
+    with transactional(cluster, max_block_ms=20_000) as sending:
+        sending.begin_transaction()
+        futures = [sending.send(topic, b"dropped") for topic in ("missing", "missing", "another")]
+        flushing = threading.Thread(target=sending.flush, daemon=True)
+        flushing.start()
+        wait_until(lambda: sending._behind_count == 3)  # a record, and the flush behind each topic
+        sending.abort_transaction()
+        join(flushing)
+        for future in futures:
+            assert isinstance(future.exception(PATIENCE_S), TransactionAborted)
+        assert sending._behind_count == 0
+        with sending.transaction():
+            sending.send("t", b"next", partition=0)
     assert cluster.transactions.committed == [b"next"]
 
 
