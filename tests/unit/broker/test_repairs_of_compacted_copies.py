@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.broker.compacted_repairs import CompactedRepairs
+from tests.unit.storage.batches import NOW
+from tests.unit.storage.cleaning import clean, contents
+from tidelog.protocol.batches.records import encode_batch
 
 BROUGHT_A_KEY_BACK = (161, 363, 498, 598, 670, 673, 722, 736, 952, 988)
 """Before a copy of what is cleaned here was compared with what is missing here."""
@@ -73,3 +76,43 @@ async def test_a_replica_may_be_cleaned_during_the_copy_of_its_log(tmp_path: Pat
         history.close()
         cleaned += history.cleaned_meanwhile
     assert cleaned
+
+
+@pytest.mark.parametrize("loses_file", [False, True])
+async def test_a_range_with_the_log_start_in_its_first_batch_and_a_gap_at_its_end_is_repaired(
+    tmp_path: Path, loses_file: bool
+) -> None:
+    """Its first offset cannot be asked for, and its last one is in no batch: the same attempt was made again and again.
+    The cleaner reads what is before the log start, too.
+    """
+    history = CompactedRepairs(tmp_path, 1)
+    made = history.copies[1]
+
+    def write(*rows: tuple[bytes, bytes]) -> None:
+        history.append(bytes(encode_batch([(NOW, key, value, ()) for key, value in rows])))
+
+    write(*((b"%d" % number, b"first") for number in range(5)))
+    for number in range(3):
+        write((b"x", b"%d" % number))
+    history.roll([1, 2, 3])
+    write((b"0", b"last"))
+    for copy in history.copies.values():
+        clean(copy.log)
+        copy.log.delete_records(4)
+    path = made.folder / made.files("*.log")[0]
+    if loses_file:
+        made.close()
+        path.unlink()
+        made.open(NOW)
+    else:
+        data = path.read_bytes()
+        end = int.from_bytes(data[8:12], "big") + 12
+        path.write_bytes(bytes(end) + data[end:])
+    assert history.find_damage("the first batch")
+    await history.repair()
+    read_from_4 = [(4, b"4", b"first"), (7, b"x", b"2"), (8, b"0", b"last")]
+    assert [each for each in contents(made.log) if each[0] >= 4] == read_from_4
+    history.roll([1])
+    clean(made.log)
+    assert [each for each in contents(made.log) if each[0] >= 4] == read_from_4
+    history.close()

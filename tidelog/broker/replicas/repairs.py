@@ -646,6 +646,10 @@ class Repairs:
         while not repair.is_complete and not repair.is_obsolete:
             offset = repair.next_offset if first_fetch_offset is None else first_fetch_offset
             first_fetch_offset = None
+            # Deleted records cannot be asked for. A batch that holds the log start comes whole; what else is missing
+            # before it looks like a gap. In a log without gaps, it is `_repair_end` that leaves the start of the range.
+            if repair.segment.may_have_gaps and offset < log.log_start_offset < repair.damage.end_offset:
+                offset = log.log_start_offset
             data = await self.fetch(partition, source, offset, up_to_log_end=up_to_log_end)
             if not data and not repair.is_committed:
                 data = await self._fetch_committed_here(partition, source, offset)
