@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import fields
@@ -280,8 +280,8 @@ def test_a_record_of_a_missing_topic_holds_no_record_of_another_one(cluster, cap
     caplog.set_level(logging.CRITICAL, "tidelog")
     cluster.auto_create_partitions = 0
     with producer(cluster, max_block_ms=int(PATIENCE_S * 1000)) as sending:
+        sending.send_and_wait("t", b"x")  # its metadata is known, and only the partition is missing
         missing = [sending.send("missing", b"x"), sending.send("t", b"x", partition=9), sending.send("missing", b"y")]
-        sending.start()
         cluster.create("new", 1)
         assert sending.send("new", b"a").result(PATIENCE_S).offset == 0
         assert [written.record_count for written in sending.send_many("new", [b"b", b"c"]).result(PATIENCE_S)] == [2]
@@ -351,7 +351,9 @@ def test_too_many_records_of_a_missing_topic_make_its_senders_wait_and_no_others
         sent: list[Future[Any]] = []
 
         def send_to_missing() -> None:
-            sent.extend(sending.send("missing", b"x") for _ in range(100))
+            for _ in range(100):
+                sent.append(sending.send("missing", b"x"))
+                time.sleep(0.001)  # the queue never fills up, only the place behind the first record
 
         thread = threading.Thread(target=send_to_missing)
         thread.start()
@@ -375,6 +377,49 @@ def test_too_many_records_of_a_missing_topic_make_its_senders_wait_and_no_others
         sending.flush()
         assert [future.result(0) is not None for future in sent] == [True] * 100
         assert values(cluster, "missing").count(b"x") == 100
+
+
+def test_a_record_of_one_missing_topic_too_many_holds_those_behind_it(cluster, monkeypatch, caplog):
+    """Until its topic comes. Those of the other missing topics wait on."""
+    caplog.set_level(logging.CRITICAL, "tidelog")
+    monkeypatch.setattr(sync_producer, "_MISSING_TOPICS_MAX", 2)
+    cluster.auto_create_partitions = 0
+    with producer(cluster, max_block_ms=int(PATIENCE_S * 1000)) as sending:
+        missing = [sending.send(f"missing-{n}", b"x") for n in range(3)]
+        behind = sending.send("t", b"y")
+        wait_until(lambda: sending._wait is not None)
+        assert list(sending._topic_waits) == ["missing-0", "missing-1"]
+        assert not behind.done()
+        cluster.create("missing-2", 1)
+        assert [future.result(PATIENCE_S).offset for future in (missing[2], behind)] == [0, 0]
+        sending.close(0)
+        assert [type(future.exception(0)) for future in missing[:2]] == [KafkaError] * 2
+
+
+def test_records_of_a_missing_topic_fail_where_an_interrupt_comes_before_the_close_begins(cluster, monkeypatch):
+    cluster.auto_create_partitions = 0
+    with producer(cluster, max_block_ms=int(PATIENCE_S * 1000)) as sending:
+        missing = [sending.send("missing", b"x") for _ in range(3)]
+        wait_until(lambda: sending._behind_count == 2)
+
+        def interrupt(call: Coroutine[Any, Any, None], _: object) -> None:
+            call.close()
+            raise KeyboardInterrupt
+
+        assert sending._thread is not None
+        monkeypatch.setattr(sending._thread, "run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            sending.close()
+        assert [type(future.exception(PATIENCE_S)) for future in missing] == [KafkaError] * 3
+
+
+def test_an_abort_of_a_producer_without_transactions_drops_no_record(cluster):
+    with producer(cluster) as sending:
+        sending.start()
+        futures = [sending.send("t", b"x") for _ in range(1_000)]
+        with pytest.raises(RuntimeError, match="has no transactions"):
+            sending.abort_transaction()
+        assert futures[-1].result(PATIENCE_S).offset == 999
 
 
 @pytest.mark.slow

@@ -156,6 +156,31 @@ def test_an_abort_ends_though_a_delivery_callback_sends_what_it_drops_again(clus
     assert cluster.transactions.committed == [b"next"]
 
 
+@pytest.mark.parametrize("has_block", [True, False])
+def test_what_a_delivery_callback_sends_again_during_an_abort_is_no_part_of_the_next_transaction(cluster, has_block):
+    cluster.auto_create_partitions = 0
+    again: list[Future[Any]] = []
+
+    def send_again(*_: object) -> None:
+        again.extend(sending.send("t", b"again", partition=0) for _ in range(20_000))
+
+    with transactional(cluster, max_block_ms=20_000) as sending:
+        sending.begin_transaction()
+        sending.send("missing", b"waits", partition=0, on_delivery=send_again)
+        wait_until(lambda: bool(sending._topic_waits))
+        sending.abort_transaction()
+        if has_block:
+            with sending.transaction():
+                sending.send("t", b"next", partition=0)
+        else:
+            sending.begin_transaction()
+            sending.send("t", b"next", partition=0)
+            sending.commit_transaction()
+    assert len(again) == 20_000
+    assert None not in {future.exception(PATIENCE_S) for future in again}
+    assert cluster.transactions.committed == [b"next"]
+
+
 def test_an_abort_ends_a_flush_behind_the_record_that_waits_for_its_topic(cluster):
     cluster.auto_create_partitions = 0
     with transactional(cluster, max_block_ms=20_000) as sending:

@@ -348,22 +348,19 @@ class Producer(BlockingClient):
 
         def handle_end(task: asyncio.Task[object]) -> None:
             wait.task, is_dropped, wait.is_dropped = None, wait.is_dropped, False
-            if task.cancelled() and is_dropped:
-                waiting.close()
-                if not future.done():  # `close` in another thread may have settled it
-                    self._fail_aborted(future)
+            waiting.close()  # it has not begun if the task was cancelled at once
+            # A partitioner may raise a CancelledError of its own.
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            if is_dropped:
                 self._end_wait(wait, topic)
                 return
             if task.cancelled() and self._closed:
-                waiting.close()
                 cause = KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY)
                 if not future.done():  # `close` in another thread may have settled it
                     future.set_exception(cause)
                 self._producer.report_unsent(cause)
-                self._leave_queued(wait, topic)
+                self._leave_wait(wait, topic)
                 return
-            # A partitioner may raise a CancelledError of its own.
-            error = asyncio.CancelledError() if task.cancelled() else task.exception()
             if error is None:
                 self._missing_since.pop(topic, None)
                 self._is_awaited |= self._skips_linger and future._is_observed
@@ -386,17 +383,13 @@ class Producer(BlockingClient):
         self._is_draining = True
         self._drain()
 
-    def _leave_queued(self, wait: _Wait, topic: str) -> None:
-        """The producer is closed: leave what is behind a record to `_fail_queued`."""
+    def _leave_wait(self, wait: _Wait, topic: str) -> None:
+        """The producer is closed: `_fail_queued` does not come to what is behind the record."""
         if self._wait is wait:
             self._wait = None
-            return
-        del self._topic_waits[topic]
-        self._behind_count -= len(wait.behind)
-        self._queue.extendleft(reversed(wait.behind))
-        wait.behind.clear()
-        if self._is_closed:
-            self._fail_queued()
+        else:
+            del self._topic_waits[topic]
+            _fail_entries(wait.behind)
 
     def _append_behind(self, wait: _Wait, topic: str) -> None:
         """Append the records behind one that waited for metadata, up to the next one that waits."""
@@ -524,7 +517,11 @@ class Producer(BlockingClient):
         self._run(self._producer.init_transactions)
 
     def begin_transaction(self) -> None:
-        self._run(self._producer.begin_transaction)
+        async def begin() -> None:
+            await self._drain_queue()  # what was sent before it, by delivery callbacks too, is no part of it
+            await self._producer.begin_transaction()
+
+        self._run(begin)
 
     def commit_transaction(self) -> None:
         has_committed = False
@@ -549,8 +546,9 @@ class Producer(BlockingClient):
 
     def abort_transaction(self) -> None:
         async def abort() -> None:
+            transactions = await self._producer._started_transactions()
             self._drop_queued()
-            await self._producer.abort_transaction()
+            await transactions.abort()
 
         self._run(abort)
 
@@ -583,8 +581,12 @@ class Producer(BlockingClient):
                 self._drop_queued()
                 await scope.__aexit__(type(error), error, None)
 
+        async def begin() -> None:
+            await self._drain_queue()
+            await scope.__aenter__()
+
         try:
-            self._run(scope.__aenter__)
+            self._run(begin)
             try:
                 yield
             except BaseException as error:
@@ -610,18 +612,19 @@ class Producer(BlockingClient):
         waits = list(self._topic_waits.values())
         if self._wait is not None:
             waits.append(self._wait)
-        for entries in (*(wait.behind for wait in waits), self._queue):
-            for _ in range(len(entries)):  # not what a delivery callback sends meanwhile: it may do so each time
+        queue_length = len(self._queue)  # not what a delivery callback sends meanwhile: it may do so each time
+        for wait in waits:
+            if wait.task is not None and wait.future is not None and wait.task.cancel():
+                wait.is_dropped = True
+                self._fail_aborted(wait.future)
+        for entries, count in (*((wait.behind, len(wait.behind)) for wait in waits), (self._queue, queue_length)):
+            for _ in range(count):
                 item = entries.popleft()
                 if isinstance(item, _Barrier):
                     kept.append(item)
                 else:
                     self._fail_aborted(item[0])
         self._behind_count = 0
-        for wait in waits:
-            if wait.task is not None:
-                wait.is_dropped = True
-                wait.task.cancel()
         for barrier in kept:
             barrier.reach()
         if self._queue:  # the caller begins the abort first, so these are no part of the next transaction
@@ -631,7 +634,8 @@ class Producer(BlockingClient):
 
     def _fail_aborted(self, future: RecordFuture) -> None:
         error = TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, "its transaction was aborted before it was sent")
-        future.set_exception(error)
+        if not future.done():  # `close` in another thread may have settled it
+            future.set_exception(error)
         self._producer.report_unsent(error)
 
     def partitions_for(self, topic: str) -> list[PartitionDescription]:
@@ -684,11 +688,16 @@ class Producer(BlockingClient):
             if self._is_closed and future is not None and not future.done():
                 future.set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY))
         for entries in (*(wait.behind for wait in waits), self._queue):
-            while entries:
-                try:
-                    item = entries.popleft()
-                except IndexError:
-                    break
-                if not isinstance(item, _Barrier):
-                    item[0].set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY))
+            _fail_entries(entries)
         self._observe_all()  # the loop may have ended before it came to them
+
+
+def _fail_entries(entries: deque[Any]) -> None:
+    """Fail the records of a queue. Several threads may do this at the same time."""
+    while entries:
+        try:
+            item = entries.popleft()
+        except IndexError:
+            break
+        if not isinstance(item, _Barrier):
+            item[0].set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY))
