@@ -433,3 +433,18 @@ async def test_looks_for_idle_connections_keep_a_distance() -> None:
         assert timer.when() - asyncio.get_running_loop().time() > cluster_module._IDLE_LOOK_S_MIN / 2
         await cluster.close()
         assert timer.cancelled()
+
+
+async def test_a_wait_for_a_topic_may_be_longer_than_an_idle_topic_is_kept():
+    async with FakeCluster() as fake:
+        fake.auto_create_partitions = 0
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap, retry_backoff_ms=5, retry_backoff_max_ms=5))
+        cluster.forget_idle_topics_after(20)
+        await cluster.start()
+        waiting = asyncio.create_task(cluster.topic("late", PATIENCE_S * 1000))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        fake.create("late", 1)
+        async with asyncio.timeout(PATIENCE_S / 2):
+            assert (await waiting).is_usable
+        await cluster.close()

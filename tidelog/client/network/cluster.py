@@ -446,8 +446,8 @@ class Cluster:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
-        self.track((name,))
         while True:
+            self.track((name,))  # each time: the wait may be longer than `metadata_max_idle_ms`
             topic = self.metadata.topics.get(name)
             if topic is not None and topic.is_usable:
                 return topic
