@@ -260,6 +260,22 @@ def test_what_a_deserializer_refuses_for_a_time_is_deserialized_in_a_later_call(
     assert fetched.exhausted
 
 
+def test_the_position_is_at_a_record_that_a_deserializer_refuses_behind_removed_ones():
+    """A `seek` behind the position did not skip it, but read it again for each offset without a record."""
+    fetched = CompletedFetch(TP, 0, batch(0, 2) + batch(40, 2), value_deserializer=lambda value: 1 // (int(value) % 40))
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            fetched.take(1)
+        assert (fetched.position, fetched.leader_epoch) == (0, -1)
+    fetched = CompletedFetch(TP, 1, batch(0, 2) + batch(40, 2), value_deserializer=lambda value: 1 // (int(value) % 40))
+    assert offsets(fetched) == [1]
+    assert fetched.position == 2
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            fetched.take(1)
+        assert (fetched.position, fetched.leader_epoch) == (40, 7)
+
+
 def test_a_batch_whose_first_record_is_refused_is_not_passed_over():
     fetched = CompletedFetch(TP, 0, batch(0, 3) + batch(3, 2), value_deserializer=lambda value: 1 // int(value))
     for _ in range(2):

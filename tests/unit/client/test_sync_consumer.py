@@ -515,6 +515,22 @@ def test_a_record_that_a_deserializer_refuses_for_a_time_is_read_by_a_later_poll
             assert offsets == {T0: [0, 1, 2, 3, 4], T1: [0, 1, 2]}
 
 
+def test_a_seek_skips_a_record_that_a_deserializer_refuses_behind_removed_ones() -> None:
+    with served(t=1) as fake:
+        fake.topics["t"][0].end_offset = 20
+        fill(fake, "t", 0, 3)
+        with consumer(
+            fake, auto_offset_reset="earliest", value_deserializer=lambda value: 1 // (int(value) - 20)
+        ) as reading:
+            reading.assign([T0])
+            reading.seek(T0, 0)
+            with pytest.raises(ZeroDivisionError):
+                reading.poll(PATIENCE_S * 1000)
+            assert reading.position(T0) == 20
+            reading.seek(T0, reading.position(T0) + 1)
+            assert [record.offset for record in reading.poll(PATIENCE_S * 1000)[T0]] == [21, 22]
+
+
 def _interrupt_before_it_begins(consuming: sync.Consumer, call: Callable[[], object]) -> None:
     """Interrupt the main thread while the consumer's loop is busy."""
 

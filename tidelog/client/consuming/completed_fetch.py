@@ -179,6 +179,7 @@ class CompletedFetch:
 
         Raises KafkaError CORRUPT_MESSAGE or INVALID_RECORD when the next batch is broken, also in later
         calls. Raises the deserializer's exception when it refuses the next record, which it gets again in each call.
+        `position` is at that record then: its caller may pass over it.
         """
         self._pieces = None
         if self._refused and self.has_failed:
@@ -194,6 +195,7 @@ class CompletedFetch:
                 if self._error is not None and not has_records:
                     if records:
                         break
+                    self._move_to_refused()
                     # The stored traceback replaces one that would grow with every poll.
                     raise self._error.with_traceback(self._traceback)
                 if not has_records:
@@ -212,6 +214,12 @@ class CompletedFetch:
         """
         limit = batch_end if is_last else batch_end - 1
         self.position = max(self.position, last_offset + 1 if last_offset < batch_end else limit)
+
+    def _move_to_refused(self) -> None:
+        """Move `position` over offsets without a record, up to one that a deserializer has refused."""
+        if self._refused and self.position < self._refused[0].offset < self._batch_end:
+            # The record's own epoch: the one before it may have ended at an offset that is passed over.
+            self.position, self.leader_epoch = self._refused[0].offset, self._refused[0].leader_epoch
 
     def take_columns(self, columns: Sequence[str]) -> pa.RecordBatch | None:
         """Return the next records as a batch of Arrow columns and move `position` behind them; None at

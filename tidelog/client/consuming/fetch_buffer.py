@@ -126,7 +126,12 @@ class FetchBuffer:
         if fetch is None:
             return []
         before = fetch.position
-        records = fetch.take(limit)
+        try:
+            records = fetch.take(limit)
+        except Exception:
+            if fetch.position != before:  # up to a record that a deserializer has refused
+                self._advance(fetch, before)
+            raise
         return records if self._advance(fetch, before) else []
 
     def _due_fetch(self, partition: TopicPartition) -> CompletedFetch | None:
