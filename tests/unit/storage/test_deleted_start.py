@@ -75,29 +75,52 @@ def test_a_kill_after_the_leader_epochs_are_written_changes_nothing(logs: MakeLo
     assert (log.log_start_offset, log.damaged_ranges()) == (4, [])
 
 
-def test_the_first_segment_of_all_has_no_snapshot_of_producers(logs: MakeLogs) -> None:
-    made = made_by_kafka(logs, 1, snapshots=False)
+@pytest.mark.parametrize("policy", [{"delete"}, {"compact", "delete"}])
+def test_the_first_segment_of_all_has_no_snapshot_of_producers(logs: MakeLogs, policy: set[str]) -> None:
+    made = made_by_kafka(logs, 1, snapshots=False, cleanup_policy=frozenset(policy))
     log = made.open()
     assert (log.log_start_offset, log.damaged_ranges()) == (2, [])
+
+
+def test_the_last_records_of_a_deleted_segment_may_have_been_removed_by_a_cleaner(logs: MakeLogs) -> None:
+    """Kafka's leaves no batch without records there. The segment did not reach the first one, and counted as lost."""
+    made = made_by_kafka(logs, 2, cleanup_policy=frozenset({"compact", "delete"}))
+    last = made.folder / f"{2:020d}.log.deleted"
+    last.write_bytes(last.read_bytes()[: len(record(2))])
+    log = made.open()
+    assert (log.log_start_offset, log.damaged_ranges()) == (4, [])
+    assert offsets_of(records_of(log)) == list(range(4, COUNT))
+
+
+def test_a_kill_between_the_renames_of_a_segment_changes_nothing(logs: MakeLogs) -> None:
+    made = made_by_kafka(logs, 2)
+    for suffix in ("index", "timeindex"):
+        path = made.folder / f"{2:020d}.{suffix}"
+        path.with_name(f"{path.name}.deleted").rename(path)
+    log = made.open()
+    assert (log.log_start_offset, log.damaged_ranges()) == (4, [])
 
 
 @pytest.mark.parametrize(
     "case",
     [
         "no deleted file", "a lost segment behind", "a damaged deleted segment", "a truncation to a higher offset",
-        "an unfinished cleaning", "an unfinished emptying", "a cleaned segment",
+        "an unfinished cleaning", "an unfinished emptying", "a cleaned segment", "a segment behind a cleaned one",
+        "a segment with the name of one that was truncated",
     ],
 )  # fmt: skip
 def test_a_lost_segment_is_damage_whatever_was_deleted_before(logs: MakeLogs, case: str) -> None:
-    is_cleaned = case == "a cleaned segment"
+    is_cleaned = case in ("a cleaned segment", "a segment behind a cleaned one")
     policy = frozenset({"compact", "delete"}) if is_cleaned else frozenset({"delete"})
     filed = b"0\n1\n2 4\n" if case == "a truncation to a higher offset" else b"0\n1\n2 0\n"
-    made = made_by_kafka(logs, 2, snapshots=not is_cleaned, filed=filed, cleanup_policy=policy)
+    made = made_by_kafka(logs, 2, filed=filed, cleanup_policy=policy)
     last = made.folder / f"{2:020d}.log.deleted"
     if case == "no deleted file":
         for path in made.folder.glob("*.deleted"):
             path.unlink()
-    elif case in ("a lost segment behind", "a truncation to a higher offset"):
+    elif case in ("a cleaned segment", "a segment with the name of one that was truncated"):
+        shutil.copy(made.folder / f"{0:020d}.index.deleted", made.folder / f"{0:020d}.index")
+    elif case in ("a lost segment behind", "a segment behind a cleaned one", "a truncation to a higher offset"):
         (made.folder / f"{4:020d}.log").unlink()
     elif case == "a damaged deleted segment":
         data = bytearray(last.read_bytes())

@@ -20,12 +20,20 @@ from tidelog.storage.files.checkpoints import (
 )
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.log.tidying import EMPTYING_FILE, offsets_of
-from tidelog.storage.producers.producer_snapshots import SNAPSHOT_SUFFIX
 from tidelog.storage.segments.damage import CorruptIndex
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.reader import headers
-from tidelog.storage.segments.segment import CLEANED_SUFFIX, DELETED_SUFFIX, LOG_SUFFIX, SWAP_SUFFIX, Segment, file_name
+from tidelog.storage.segments.segment import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SWAP_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    Segment,
+    file_name,
+)
 
 logger = logging.getLogger("tidelog.storage")
 
@@ -57,19 +65,29 @@ def is_start_deleted(disk: Disk, directory: str, names: set[str], start: int, *,
     """Whether retention has deleted the records from `start` up to the first segment. False if there are none.
 
     The last deleted segment must end where the first one begins, behind `start`: what a truncation to a higher offset
-    has deleted ends before it. A cleaning keeps the producers' snapshot of the first segment that it replaces, which is
-    of the same name as the new one; retention deletes the snapshot with the segment.
+    has deleted ends before it. A cleaner may have removed the last records of a segment: then it ends before that.
     """
     first = _first_of(names)
     if not start < first < INT64_MAX or any(name.endswith(_UNFINISHED) for name in names):
         return False
-    deleted = sorted(each for each in offsets_of(names, LOG_SUFFIX + DELETED_SUFFIX) if each < first)
-    if not deleted or deleted[0] > start:
+    deleted = {each for each in offsets_of(names, LOG_SUFFIX + DELETED_SUFFIX) if each < first}
+    if not deleted or min(deleted) > start or _is_segment_lost(names, first, deleted):
         return False
-    snapshots = set(offsets_of(names, SNAPSHOT_SUFFIX + DELETED_SUFFIX)) - set(offsets_of(names, SNAPSHOT_SUFFIX))
-    if may_be_cleaned and not snapshots.issuperset(deleted):
-        return False
-    return _end_of_deleted(disk, directory, deleted[-1]) == first
+    end = _end_of_deleted(disk, directory, max(deleted))
+    return end == first or (may_be_cleaned and 0 <= end < first)
+
+
+def _is_segment_lost(names: set[str], first: int, deleted: set[int]) -> bool:
+    """Whether there is an index of a segment below the first one that has no .log, under either name.
+
+    A cleaning or a truncation deletes segments, too, and new ones get the names: an index may stand beside a deleted
+    one. Kafka renames the indexes of a deleted segment after its .log, so that a kill may leave some as they were.
+    """
+    for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+        left = deleted.difference(offsets_of(names, suffix + DELETED_SUFFIX))
+        if any(each < first and each not in left for each in offsets_of(names, suffix)):
+            return True
+    return False
 
 
 def _first_of(names: set[str]) -> int:
