@@ -291,6 +291,29 @@ def test_a_record_of_a_missing_topic_holds_no_record_of_another_one(cluster, cap
         assert [type(future.exception(0)) for future in missing] == [KafkaError] * 3
 
 
+class Number:
+    """A whole number that is no int, such as one of numpy."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __index__(self) -> int:
+        return self.number
+
+
+@pytest.mark.parametrize("as_number", [int, Number])
+def test_a_record_of_a_missing_partition_holds_no_record_of_another_topic(cluster, as_number, caplog):
+    """Not either where its number is one of numpy."""
+    caplog.set_level(logging.CRITICAL, "tidelog")
+    cluster.create("other", 1)
+    with producer(cluster, max_block_ms=int(PATIENCE_S * 1000)) as sending:
+        assert sending.send_and_wait("t", b"x").offset == 0
+        missing = sending.send("t", b"x", partition=as_number(9))
+        assert sending.send("other", b"x").result(PATIENCE_S / 2).offset == 0
+        assert not missing.done()
+        sending.close(0)
+
+
 def test_records_of_a_topic_that_comes_late_keep_their_order(cluster, monkeypatch):
     """Also when the loop takes its turn between them, and when others wait for memory beside them."""
     monkeypatch.setattr(sync_producer, "_RECORDS_PER_DRAIN", 7)

@@ -322,7 +322,10 @@ class RecordAppender:
         if not isinstance(topic, str):
             return False
         route = self._route_of.get(topic)
-        return route is None or (isinstance(partition, int) and partition >= route.count)
+        try:
+            return route is None or (partition is not None and as_partition_number(partition) >= route.count)
+        except (TypeError, ValueError):  # the append will raise it
+            return False
 
     async def find_route(self, topic: str, partition: int | None, waited_ms: float = 0.0) -> Route:
         """`find_topic` for records. Raises as `Producer.send`, also when their transaction ends meanwhile."""
