@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_until
 from tests.unit.client.fake_broker import FakeCluster
 from tests.unit.client.test_admin import served
 from tests.unit.client.test_consumer import FAST, T0, T1, consumer, fill, read
@@ -16,7 +16,7 @@ from tests.unit.client.test_producer import producer
 from tests.unit.client.test_sync_consumer import in_thread
 from tests.unit.client.test_sync_producer import producer as blocking_producer
 from tidelog import Assignor, ProducerInterceptor, ProducerRecord, TopicPartition
-from tidelog.client import sync
+from tidelog.client import TransactionAbortable, sync
 from tidelog.protocol.batches.records import encode_batch
 
 
@@ -73,6 +73,51 @@ def test_what_a_serializer_or_partitioner_raises_is_the_outcome_of_one_record(ki
 def test_a_partitioner_that_raises_at_the_first_record_of_a_topic_stops_no_other_record(fault):
     once = RaisingOnce(fault, at=1)
     assert sent_by_blocking_producer(partitioner=lambda *_: once(0)) == [fault, *[None] * 5]
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise AttributeError
+
+
+def refuse_bad(value: bytes) -> bytes:
+    if value == b"bad":
+        raise Speechless
+    return value
+
+
+def test_an_exception_whose_text_cannot_be_made_stops_no_later_record():
+    """Nothing took records from the queue any more, and `send` waited for room in it for good."""
+    with served(t=1) as fake, blocking_producer(fake, value_serializer=refuse_bad) as sending:
+        refused = sending.send("t", b"bad")
+        wait_until(refused.done)
+        assert isinstance(refused.exception(0), Speechless)
+        later = sending.send("t", b"x")
+        wait_until(later.done)  # no call that waits for it wakes the loop
+
+
+def test_a_record_that_fails_with_such_an_exception_is_missed_by_its_transaction():
+    with served(t=1) as fake, blocking_producer(fake, value_serializer=refuse_bad, transactional_id="tx") as sending:
+        sending.begin_transaction()
+        for value in (b"x", b"bad"):
+            sending.send("t", value)
+        with pytest.raises(TransactionAbortable):
+            sending.commit_transaction()
+        assert fake.transactions.committed == []
+
+
+def test_a_number_of_a_partition_that_cannot_be_read_stops_no_later_record():
+    class Number:
+        def __index__(self) -> int:
+            raise AttributeError
+
+    partition: Any = Number()
+    with served(t=1) as fake, blocking_producer(fake) as sending:
+        sending.send_and_wait("t", b"x")
+        refused = sending.send("t", b"x", partition=partition)
+        wait_until(refused.done)
+        later = sending.send("t", b"x")
+        wait_until(later.done)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

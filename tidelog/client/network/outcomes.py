@@ -24,6 +24,14 @@ def retrieve_exception(outcome: asyncio.Future[Any]) -> None:
         outcome.exception()
 
 
+def text_of(error: BaseException) -> str:
+    """What an exception says. One of the program's own classes may raise another when it is asked for its text."""
+    try:
+        return str(error) or repr(error)
+    except Exception:
+        return type(error).__name__
+
+
 def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks whose outcome has no reader any more."""
     for task in tasks:

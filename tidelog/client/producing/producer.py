@@ -32,7 +32,7 @@ from tidelog.client.model import (
 )
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.kernel_loading import KernelLoading
-from tidelog.client.network.outcomes import start_task
+from tidelog.client.network.outcomes import start_task, text_of
 from tidelog.client.network.shared_start import SharedStart
 from tidelog.client.producing.accumulator import Headers, ProducerBatch
 from tidelog.client.producing.arrow_batches import ArrowBatches
@@ -657,7 +657,7 @@ class Producer:
         if manager is None or not number or manager.number != number or isinstance(error, TransactionError):
             return
         code = error.code if isinstance(error, KafkaError) else ErrorCode.INVALID_RECORD
-        manager.handle_problem(code, f"a record was not sent: {error}")
+        manager.handle_problem(code, f"a record was not sent: {text_of(error)}")
         if self._sender is not None:
             self._sender.wake()
 

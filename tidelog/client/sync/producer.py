@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Never
 from tidelog.client.arguments import as_milliseconds, check_named_options, group_metadata_or_error
 from tidelog.client.metrics import ProducerMetrics
 from tidelog.client.model import OffsetAndMetadata, PartitionDescription, RecordMetadata, TopicPartition, WrittenRange
+from tidelog.client.network.outcomes import text_of
 from tidelog.client.producing import producer
 from tidelog.client.producing.accumulator import Headers, ProducerBatch
 from tidelog.client.producing.detached_transactions import DetachedTransaction
@@ -424,7 +425,7 @@ class Producer(BlockingClient):
         if isinstance(error, RuntimeError) and self._producer._closed:  # it was sent before `close`, and is left
             error = KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY)
         future.set_exception(error)
-        self._log_once(str(error) or repr(error))
+        self._log_once(text_of(error))
         self._producer.note_lost_record(error, transaction)
         self._producer.report_unsent(error)
         if isinstance(error, KafkaError) and error.retriable:
