@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from zlib import crc32
 
@@ -91,3 +92,11 @@ def pytest_asyncio_loop_factories(
     except ImportError:
         return {"asyncio": asyncio.new_event_loop}
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """No log records: thousands of histories tell of the same failures."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)

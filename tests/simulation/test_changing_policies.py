@@ -7,7 +7,6 @@ that takes the file which explains them. And what explains gaps must not hide th
 from __future__ import annotations
 
 import errno
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -37,18 +36,13 @@ from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.loader import Ending
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 CHUNK = 25
 COMPACTED = LogConfig(
     segment_bytes=1000, cleanup_policy=frozenset({"compact"}), message_timestamp_after_max_ms=INT64_MAX
 )  # fmt: skip
 DELETED = replace(COMPACTED, cleanup_policy=frozenset({"delete"}))
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def write_as_a_node_does(directory: LogDirectory, now_ms: int = NOW) -> None:

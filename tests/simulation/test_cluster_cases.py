@@ -4,8 +4,6 @@ leader epochs cure, shown to happen without them.
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from tests.old_truncation import truncate_by_high_watermark
@@ -17,12 +15,7 @@ from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode
 from tidelog.storage.files.checkpoints import PARTITION_METADATA_FILE
 
-
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def isr_of_0_and_1(play: Stage) -> None:

@@ -6,7 +6,6 @@ mistakes a cleaner can make, one at a time, and requires that the simulation cat
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import pytest
@@ -26,15 +25,10 @@ from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.swap import Swap
 from tidelog.storage.segments.segment import CLEANED_SUFFIX, SWAP_SUFFIX
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 CHUNK = 50
 PLANTED_SEEDS = 2000
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("chosen", seeds("TIDELOG_COMPACTION_SEEDS", chunk=CHUNK, fast=CHUNK, full=3 * CHUNK))

@@ -6,8 +6,6 @@ __consumer_offsets is one of those topics: the group finds the offset that it co
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -24,6 +22,8 @@ from tidelog.client.model import OffsetAndMetadata, TopicPartition
 from tidelog.client.producing.producer import Producer
 from tidelog.protocol.errors import KafkaError
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 RECORDS = 120
 SETTINGS = {
     "log.cleanup.policy": "compact",
@@ -35,13 +35,6 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
 }
 PARTITION = TopicPartition("t", 0)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 class Life:

@@ -4,7 +4,6 @@ mounted again after an error.
 
 from __future__ import annotations
 
-import logging
 from random import Random
 
 import pytest
@@ -15,12 +14,7 @@ from tests.simulation.simulated_disk import SimulatedDisk
 from tests.simulation.stage import TOPIC, Stage, stage
 from tidelog.broker.config.node_config import NodeConfig
 
-
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def copy_of(play: Stage, node_id: int) -> SimulatedNode:

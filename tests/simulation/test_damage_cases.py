@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -27,15 +25,10 @@ from tidelog.storage.files.checkpoints import (
     encode_explained_gaps,
 )
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 LARGE = b"x" * (INLINE_BYTES_MAX + 1)
 """Followers are sent smaller records from memory."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def segments(play: Stage, node_id: int) -> list[tuple[str, Inode]]:

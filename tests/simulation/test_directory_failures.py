@@ -8,7 +8,6 @@ TIDELOG_SEED=7 replays one; TIDELOG_DIRECTORY_SEEDS says how many.
 from __future__ import annotations
 
 import errno
-import logging
 from random import Random
 from typing import Any
 
@@ -57,13 +56,6 @@ def test_nothing_acknowledged_is_lost_with_a_directory(chosen: range, monkeypatc
 
 
 # Step by step
-
-
-@pytest.fixture
-def quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 TWO = ("/more", "/third")

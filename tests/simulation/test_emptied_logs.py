@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from itertools import count
 from random import Random
@@ -19,6 +18,8 @@ from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.log_config import LogConfig
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 PATH = "/data"
 CONFIG = LogConfig(file_delete_delay_ms=0)
 COMPACTED = LogConfig(cleanup_policy=frozenset({"compact"}), segment_bytes=400)
@@ -26,13 +27,6 @@ SEGMENTS = 8
 FIRST = 10
 END = FIRST + SEGMENTS
 OPERATIONS_MAX = 200
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def opened(disk: SimulatedDisk) -> LogDirectory:

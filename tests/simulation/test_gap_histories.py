@@ -6,7 +6,6 @@ were made with gaps, one at a time, and requires that the histories catch each.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -24,15 +23,10 @@ from tidelog.storage.segments import lookup
 from tidelog.storage.segments.segment import Segment
 from tidelog.storage.segments.segments import Segments
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 CHUNK = 25
 PLANTED_SEEDS = 1500
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("chosen", seeds("TIDELOG_GAP_SEEDS", chunk=CHUNK, fast=CHUNK, full=3 * CHUNK))

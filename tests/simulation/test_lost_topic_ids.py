@@ -6,8 +6,6 @@ belong to a deleted topic of the name, or to the topic of now.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,15 +15,10 @@ from tests.simulation.stage import TOPIC, Stage, stage
 from tidelog.client.admin.client import Admin
 from tidelog.client.model import NewTopic
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 SEEDS = [18, 26, *range(6)]
 """With the first two, the simulated device loses the id and keeps the record where neither is waited for."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def device(play: Stage, node_id: int, seed: int) -> Any:

@@ -6,7 +6,6 @@ classic mistakes, one at a time, and requires that the simulation catches each: 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -38,14 +37,9 @@ from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.segment import Segment
 from tidelog.storage.segments.sparse_index import SparseIndex
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 PLANTED_SEEDS = 2000
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("chosen", seeds("TIDELOG_STORAGE_SEEDS", chunk=50, fast=100, full=300))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -23,16 +22,11 @@ from tidelog.storage.producers.producer_state import ProducerEntry
 from tidelog.storage.segments.reader import headers
 from tidelog.storage.segments.segment import Segment
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 MakeLogs = Callable[..., Logs]
 DAY_MS = 86_400_000
 FIRST, SECOND = "00000000000000000000", "00000000000000000010"
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture
