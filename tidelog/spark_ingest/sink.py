@@ -286,6 +286,33 @@ def end_transactions(options: SinkOptions, transactions: Sequence[DetachedTransa
         asyncio.run(_end_transactions(options, transactions, committed))
 
 
+def commit_write(options: SinkOptions, transactions: Sequence[DetachedTransaction]) -> None:
+    """Commit the transactions of all tasks of a batch write.
+
+    Raises KafkaError, before any is committed, where one is over: its rows would be missing for ever, and a job that
+    runs again would write those of the others twice.
+    """
+    if transactions:
+        asyncio.run(_check_open(options, transactions))
+    end_transactions(options, transactions, committed=True)
+
+
+async def _check_open(options: SinkOptions, transactions: Sequence[DetachedTransaction]) -> None:
+    from tidelog.client.admin.client import Admin
+
+    try:
+        async with Admin(**_common_options(options)) as admin:
+            states = await admin.describe_transactions([each.transactional_id for each in transactions])
+    except KafkaError as error:  # an old broker, or one that is away: the commit waits for it
+        logger.warning("whether the transactions are open yet is not known: %s", error)
+        return
+    for each in transactions:
+        now = states[each.transactional_id]
+        if (now.state, now.producer_id, now.producer_epoch) != ("Ongoing", each.producer_id, each.producer_epoch):
+            text = f"transaction {each.transactional_id!r} is over ({now.state}), and nothing of the write is committed"
+            raise _with_reason(KafkaError(ErrorCode.INVALID_TXN_STATE, text), options)
+
+
 def abort_write(
     options: SinkOptions, query: str, transactions: Sequence[DetachedTransaction], *, has_running_tasks: bool = False
 ) -> None:
@@ -339,9 +366,8 @@ async def _abort_open(options: SinkOptions, id_prefix: str, except_ids: Collecti
     """
     from tidelog.client.admin.client import Admin  # takes 17 ms, and no task needs it
 
-    common = {key: value for key, value in options.producer.items() if key in _COMMON_OPTIONS}
     try:
-        async with Admin(**common) as admin:
+        async with Admin(**_common_options(options)) as admin:
             try:
                 listings = await admin.list_transactions(states=_UNFINISHED_STATES)
             except BrokerErrors as error:
@@ -431,9 +457,11 @@ _COMMON_OPTIONS = frozenset(
 
 
 def _common_config(options: SinkOptions) -> ConsumerConfig:
-    return ConsumerConfig.from_options(
-        {key: value for key, value in options.producer.items() if key in _COMMON_OPTIONS}
-    )
+    return ConsumerConfig.from_options(_common_options(options))
+
+
+def _common_options(options: SinkOptions) -> dict[str, Any]:
+    return {key: value for key, value in options.producer.items() if key in _COMMON_OPTIONS}
 
 
 @asynccontextmanager

@@ -30,7 +30,7 @@ from tidelog.spark_ingest.sink import (
     abort_micro_batch,
     abort_write,
     commit_micro_batch,
-    end_transactions,
+    commit_write,
     write_as_one,
     write_task,
 )
@@ -72,7 +72,7 @@ class TidelogWriter(DataSourceArrowWriter):  # type: ignore[misc,unused-ignore]
         if self._options.max_atomic_bytes:
             _write_held(self._options, self._query, -1, messages)
             return
-        end_transactions(self._options, _transactions(messages), committed=True)
+        commit_write(self._options, _transactions(messages))
 
     def abort(self, messages: Messages) -> None:
         has_running_tasks = None in messages

@@ -29,6 +29,7 @@ from tidelog.spark_ingest.sink import (
     abort_micro_batch,
     abort_write,
     commit_micro_batch,
+    commit_write,
     end_transactions,
     write_task,
 )
@@ -507,6 +508,21 @@ def test_a_transaction_whose_time_was_over_says_so(broker, topic):
     batch.end(task, committed=False)
     with pytest.raises(KafkaError, match=r"open for longer than kafka\.transaction\.timeout\.ms \(54321\)"):
         commit_micro_batch(options, "late", 0, [task])
+
+
+def test_a_batch_write_of_which_one_transaction_is_over_commits_none(options, topic):
+    """It committed the others: a job that ran again wrote their rows twice."""
+    write = MicroBatch(options, "long", -1)
+    tasks = [write.write(task) for task in (0, 1)]
+    write.end(tasks[0], committed=False)
+    transactions = [each.transaction for each in tasks if each.transaction]
+    with pytest.raises(KafkaError, match=r"nothing of the write is committed.*kafka\.transaction\.timeout\.ms"):
+        commit_write(options, transactions)
+    abort_write(options, "long", transactions)
+    assert not written(options, topic)
+    again = [MicroBatch(options, "again", -1).write(task) for task in (0, 1)]
+    commit_write(options, [each.transaction for each in again if each.transaction])
+    assert written(options, topic) == write.expected()
 
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
