@@ -8,7 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, QuickDisk, idempotent, offsets_of, records_of
+from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, QuickDisk, idempotent, offsets_of, records_of
+from tests.unit.storage.cleaning import clean
+from tidelog.protocol.uuids import uuid_to_text
+from tidelog.storage.files.checkpoints import encode_partition_metadata
 from tidelog.storage.files.disk import File, OsDisk
 from tidelog.storage.log.deleted_start import forget_deleted_start, is_start_deleted
 from tidelog.storage.log.verification import MISSING, LogFacts, StoppedLog
@@ -37,6 +40,7 @@ def made_by_kafka(
         for path in made.folder.glob(f"{base:020d}.*"):
             path.rename(f"{path}.deleted")
     (made.folder / "leader-epoch-checkpoint").write_bytes(filed)
+    (made.folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {uuid_to_text(TOPIC_ID)}")
     return made
 
 
@@ -101,18 +105,26 @@ def test_a_kill_between_the_renames_of_a_segment_changes_nothing(logs: MakeLogs)
     assert (log.log_start_offset, log.damaged_ranges()) == (4, [])
 
 
+WITH_INDEXES = {
+    "a segment behind those that the leader epochs lack": 4, "a segment behind a truncation to a higher offset": 6,
+}  # fmt: skip
+"""Cases in which a segment of a cleaned log is lost with its indexes: the offset with which the leader epochs begin."""
+
+
 @pytest.mark.parametrize(
     "case",
     [
         "no deleted file", "a lost segment behind", "a damaged deleted segment", "a truncation to a higher offset",
         "an unfinished cleaning", "an unfinished emptying", "a cleaned segment", "a segment behind a cleaned one",
-        "a segment with the name of one that was truncated",
+        "a segment with the name of one that was truncated", "a segment behind those that the leader epochs lack",
+        "a segment behind a truncation to a higher offset", "a log that is not Kafka's any more",
     ],
 )  # fmt: skip
 def test_a_lost_segment_is_damage_whatever_was_deleted_before(logs: MakeLogs, case: str) -> None:
-    is_cleaned = case in ("a cleaned segment", "a segment behind a cleaned one")
+    is_cleaned = case in ("a cleaned segment", "a segment behind a cleaned one") or case in WITH_INDEXES
     policy = frozenset({"compact", "delete"}) if is_cleaned else frozenset({"delete"})
-    filed = b"0\n1\n2 4\n" if case == "a truncation to a higher offset" else b"0\n1\n2 0\n"
+    start = 4 if case == "a truncation to a higher offset" else WITH_INDEXES.get(case, 0)
+    filed = b"0\n1\n2 %d\n" % start
     made = made_by_kafka(logs, 2, filed=filed, cleanup_policy=policy)
     last = made.folder / f"{2:020d}.log.deleted"
     if case == "no deleted file":
@@ -122,6 +134,11 @@ def test_a_lost_segment_is_damage_whatever_was_deleted_before(logs: MakeLogs, ca
         shutil.copy(made.folder / f"{0:020d}.index.deleted", made.folder / f"{0:020d}.index")
     elif case in ("a lost segment behind", "a segment behind a cleaned one", "a truncation to a higher offset"):
         (made.folder / f"{4:020d}.log").unlink()
+    elif case in WITH_INDEXES:
+        for path in [path for path in made.folder.glob("*.*") if path.name[:20] in (f"{4:020d}", f"{start:020d}")]:
+            path.unlink()
+    elif case == "a log that is not Kafka's any more":
+        (made.folder / "partition.metadata").write_bytes(encode_partition_metadata(TOPIC_ID))
     elif case == "a damaged deleted segment":
         data = bytearray(last.read_bytes())
         data[8:12] = bytes(4)
@@ -131,11 +148,26 @@ def test_a_lost_segment_is_damage_whatever_was_deleted_before(logs: MakeLogs, ca
     elif case == "an unfinished emptying":
         (made.folder / "emptying").touch()
     names = {path.name for path in made.folder.iterdir()}
-    start = int(filed.split()[-1])
     assert not is_start_deleted(OsDisk(), str(made.folder), names, start, may_be_cleaned=is_cleaned)
     if case != "an unfinished emptying":
         [(_, damage)] = made.open().damaged_ranges()
         assert damage.first_offset == start
+
+
+def test_a_first_segment_that_is_lost_with_its_indexes_after_a_cleaning_is_damage(logs: MakeLogs) -> None:
+    """The files from which it was made are there for a minute. They counted as deleted by retention."""
+    made = logs(cleanup_policy=frozenset({"compact", "delete"}))
+    for n in (0, 1):
+        made.append(record(n))
+    made.log.roll(NOW)
+    made.append(record(2))
+    clean(made.log)
+    made.close()
+    assert made.files("*.deleted")
+    for suffix in ("log", "index", "timeindex"):
+        (made.folder / f"{0:020d}.{suffix}").unlink()
+    [(_, damage)] = made.open().damaged_ranges()
+    assert (damage.first_offset, damage.end_offset) == (0, 2)
 
 
 def test_a_deleted_file_that_cannot_be_read_does_not_keep_the_log_from_opening(

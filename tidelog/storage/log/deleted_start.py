@@ -3,6 +3,10 @@
 Kafka renames the files of a deleted segment at once, and writes the leader epochs in the background. A stop in between
 drops the write (LeaderEpochFileCache.truncateFromStartAsyncFlush). Kafka opens the log at its first segment. The
 renamed files show that retention has deleted the others: without them, a file below the first one is lost.
+
+Here the leader epochs are on the device before a segment is deleted, so only a log of Kafka's may lack them. A log is
+one until it is claimed here, which gives its topic id a checksum. After that, `.deleted` files below the first epoch
+are those of a cleaning or a truncation, and say nothing of a segment that is lost.
 """
 
 from __future__ import annotations
@@ -12,9 +16,11 @@ from typing import Final
 
 from tidelog.storage.files.checkpoints import (
     LEADER_EPOCH_FILE,
+    PARTITION_METADATA_FILE,
     CorruptCheckpoint,
     decode_leader_epochs,
     encode_leader_epochs,
+    has_checksum,
     read_if_exists,
     replace_file,
 )
@@ -65,7 +71,8 @@ def is_start_deleted(disk: Disk, directory: str, names: set[str], start: int, *,
     """Whether retention has deleted the records from `start` up to the first segment. False if there are none.
 
     The last deleted segment must end where the first one begins, behind `start`: what a truncation to a higher offset
-    has deleted ends before it. A cleaner may have removed the last records of a segment: then it ends before that.
+    has deleted ends before it, and what retention has deleted, too, where the leader epochs say so. A cleaner may have
+    removed the last records of a segment: then it ends before the first one. Raises OSError.
     """
     first = _first_of(names)
     if not start < first < INT64_MAX or any(name.endswith(_UNFINISHED) for name in names):
@@ -73,8 +80,11 @@ def is_start_deleted(disk: Disk, directory: str, names: set[str], start: int, *,
     deleted = {each for each in offsets_of(names, LOG_SUFFIX + DELETED_SUFFIX) if each < first}
     if not deleted or min(deleted) > start or _is_segment_lost(names, first, deleted):
         return False
+    metadata = read_if_exists(disk, f"{directory}/{PARTITION_METADATA_FILE}")
+    if not metadata or has_checksum(metadata):
+        return False
     end = _end_of_deleted(disk, directory, max(deleted))
-    return end == first or (may_be_cleaned and 0 <= end < first)
+    return end == first or (may_be_cleaned and start < end < first)
 
 
 def _is_segment_lost(names: set[str], first: int, deleted: set[int]) -> bool:
