@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -49,9 +50,18 @@ def sent_by_blocking_producer(**options: Any) -> list[type | None]:
     def work() -> list[type | None]:
         with served(t=1) as fake:
             sending = blocking_producer(fake, **options)
-            futures = [sending.send("t", b"x") for _ in range(5)]
+
+            def send() -> Future[Any]:
+                try:
+                    return sending.send("t", b"x")
+                except BaseException as interrupt:
+                    raised: Future[Any] = Future()
+                    raised.set_exception(interrupt)
+                    return raised
+
+            futures = [send() for _ in range(5)]
             sending.flush()
-            futures.append(sending.send("t", b"x"))
+            futures.append(send())
             sending.close()
             errors = [future.exception(PATIENCE_S) for future in futures]
             return [None if error is None else type(error) for error in errors]
@@ -133,7 +143,11 @@ def test_what_an_interceptor_raises_leaves_no_record_without_an_outcome(method, 
             if method == "on_acknowledgement":
                 once(None)
 
-    assert sent_by_blocking_producer(interceptors=[Raising()]) == [None] * 6
+    is_interrupt = method == "on_send" and fault in (KeyboardInterrupt, SystemExit)
+    assert (
+        sent_by_blocking_producer(interceptors=[Raising()])
+        == [None, None, fault if is_interrupt else None] + [None] * 3
+    )
     assert once.calls == 6
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -176,6 +177,29 @@ def test_the_blocking_producer_has_both(blocking_cluster: FakeCluster) -> None:
     assert [type(error) for metadata, error in outcomes if metadata is None] == [TypeError]
     assert len(noting.acknowledged) == 4
     assert values(blocking_cluster) == [b"0!", b"1!", b"2!"]
+
+
+def test_the_blocking_producer_asks_in_the_thread_that_sends(blocking_cluster: FakeCluster) -> None:
+    """Before serializers, which run there, too: the sender may change its value after the call."""
+    threads: list[Any] = []
+
+    class NotingThread(ProducerInterceptor):
+        def on_send(self, topic: str, record: ProducerRecord) -> ProducerRecord:
+            threads.append(threading.current_thread())
+            return record._replace(value=dict(record.value))
+
+    def encode(value: Any) -> bytes:
+        threads.append(threading.current_thread())
+        return b"%d" % value["n"]
+
+    with blocking_producer(blocking_cluster, interceptors=[NotingThread()], value_serializer=encode) as sending:
+        sending.start()
+        value = {"n": 0}
+        for number in range(3):
+            value["n"] = number
+            sending.send("t", value)
+    assert values(blocking_cluster) == numbered(3)
+    assert threads == [threading.current_thread()] * 6
 
 
 def test_on_a_real_node_every_record_is_acknowledged_once() -> None:

@@ -22,6 +22,7 @@ from tests.patience import PATIENCE_S, join, wait_until
 from tests.unit.client.fake_broker import SILENCE, FakeCluster
 from tests.unit.client.test_producer import FAST, numbered, values
 from tests.unit.client.transacting import finalize
+from tidelog.client import sync
 from tidelog.client.config import ProducerConfig
 from tidelog.client.model import RecordMetadata
 from tidelog.client.sync import Producer, loop_thread
@@ -54,6 +55,29 @@ def test_a_record_that_is_waited_for_comes_after_those_sent_before(cluster):
             sending.send("t", value * 100)
         assert sending.send_and_wait("t", b"last").offset == 2_000
     assert values(cluster) == [*(value * 100 for value in numbered(2_000)), b"last"]
+
+
+@pytest.mark.parametrize("has_serializer", [True, False])
+def test_a_record_is_sent_as_it_was_in_the_call(cluster, has_serializer):
+    """A value that its sender used again for the next record was sent with its last content each time."""
+    encode = (lambda value: None if value is None else bytes(value)) if has_serializer else None
+    records: list[tuple[int, bytes | None, bytes | None, Any]] = []
+    with producer(cluster, value_serializer=encode, key_serializer=encode) as sending:
+        sending.send_and_wait("t", b"first")
+        value, key = bytearray(b"0"), bytearray(b"0")
+        headers: list[Any] = [["h", b""]]
+        futures = []
+        for number in numbered(100):
+            value[:], key[:], headers[0][1] = number, b"k" + number, number
+            futures.append(sending.send("t", value, key, headers=headers))
+        assert [future.result(PATIENCE_S).offset for future in futures] == list(range(1, 101))
+    with sync.Consumer("t", bootstrap_servers=cluster.bootstrap, auto_offset_reset="earliest") as reading:
+        while len(records) < 101:
+            for batch in reading.poll(PATIENCE_S * 1000).values():
+                records += [(each.offset, each.value, each.key, each.headers) for each in batch]
+    assert records[1:] == [
+        (offset, number, b"k" + number, (("h", number),)) for offset, number in enumerate(numbered(100), 1)
+    ]
 
 
 def test_a_record_goes_with_times_as_long_as_they_can_be(cluster):

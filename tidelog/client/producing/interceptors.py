@@ -1,7 +1,8 @@
 """Interceptors of a producer, and callbacks for the delivery of single records.
 
 Invariant: an exception of either is logged and goes no further, so that neither breaks a send or
-stops the sender. A KeyboardInterrupt or SystemExit leaves the event loop, in a callback of its own.
+stops the sender. A KeyboardInterrupt or SystemExit leaves the event loop, in a callback of its own; in a thread
+without a loop it leaves the call.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ DeliveryCallback = Callable[[RecordMetadata | None, Exception | None], None]
 class ProducerInterceptor:
     """Sees the records of a producer on their way. Subclass it and override either method.
 
-    Both run on the producer's event loop and must be quick. `send_batch` and `send_arrow` bypass
-    them.
+    Both must be quick. They run on the producer's event loop, but `on_send` for a `send` of the blocking producer runs
+    in the thread that calls. `send_batch` and `send_arrow` bypass them.
     """
 
     def on_send(self, topic: str, record: ProducerRecord) -> ProducerRecord:
@@ -67,8 +68,12 @@ class Interceptors:
 def _handle_fault(interceptor: ProducerInterceptor, method: str, fault: BaseException) -> None:
     logger.error("%s: %s raised", type(interceptor).__name__, method, exc_info=fault)
     if isinstance(fault, (KeyboardInterrupt, SystemExit)):
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise fault from None  # an interrupt of the thread that sends
         # asyncio ends its loop by these. Raised here, they would leave the records after this one without an outcome.
-        asyncio.get_running_loop().call_soon(_raise, fault)
+        loop.call_soon(_raise, fault)
 
 
 def _raise(fault: BaseException) -> None:

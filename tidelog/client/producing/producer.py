@@ -125,7 +125,8 @@ class Producer:
             self._start_within,
             self._shared_start.check_loop,
         )
-        self._append: Any = self._appender.append
+        appender = self._appender
+        self._append: Any = appender.append if appender.prepares else appender.append_prepared
         self._cluster: Cluster | None = None
         self._cluster_id: str | None = None
         self._sender: Sender | None = None

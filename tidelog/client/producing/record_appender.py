@@ -73,7 +73,7 @@ class RecordAppender:
         self.check_loop = check_loop
         self._routes = TopicRoutes(config, accumulator, session, rng, self._is_stuck)
         self._route_of = self._routes.by_topic
-        self._prepares = (
+        self.prepares = (
             interceptors is not None or config.value_serializer is not None or config.key_serializer is not None
         )
         self._last_opened_count = 0
@@ -136,9 +136,23 @@ class RecordAppender:
 
         Raises as `Producer.send`.
         """
-        if self._prepares:
-            record = ProducerRecord(value, key, headers or (), partition, timestamp_ms)
-            value, key, headers, partition, timestamp_ms = self._prepared(topic, record)
+        if self.prepares:
+            record = self._prepared(topic, ProducerRecord(value, key, headers or (), partition, timestamp_ms))
+            value, key, headers, partition, timestamp_ms = record
+        return self.append_prepared(topic, value, key, headers, partition, timestamp_ms, ticket, waited_ms)
+
+    def append_prepared(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Headers | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+        ticket: Ticket,
+        waited_ms: float = 0.0,
+    ) -> Place | Coroutine[Any, Any, Place]:
+        """`append` of a record that interceptors and serializers have seen, or where there are none."""
         if value.__class__ is not bytes and value is not None:
             value = as_bytes("value", value)
         if key is not None and key.__class__ is not bytes:
@@ -197,6 +211,19 @@ class RecordAppender:
             self.end_yield(append)
             with suppress(Exception):
                 append()
+
+    def copy(self, topic: str, record: ProducerRecord) -> ProducerRecord:
+        """What `append_prepared` takes for a record as it is now, in any thread. Later changes of its value, key or
+        headers do not reach the copy. Raises as `append`.
+        """
+        value, key, headers, partition, timestamp_ms = self._prepared(topic, record) if self.prepares else record
+        return ProducerRecord(
+            None if value is None else as_bytes("value", value),
+            None if key is None else as_bytes("key", key),
+            tuple((name, text) for name, text in checked_headers(headers)) if headers else (),
+            partition,
+            timestamp_ms,
+        )
 
     def _prepared(self, topic: str, record: ProducerRecord) -> ProducerRecord:
         """A record after interceptors and serializers."""

@@ -20,11 +20,18 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, NamedTuple, Never
 
 from tidelog.client.arguments import as_milliseconds, check_named_options, group_metadata_or_error
 from tidelog.client.metrics import ProducerMetrics
-from tidelog.client.model import OffsetAndMetadata, PartitionDescription, RecordMetadata, TopicPartition, WrittenRange
+from tidelog.client.model import (
+    OffsetAndMetadata,
+    PartitionDescription,
+    ProducerRecord,
+    RecordMetadata,
+    TopicPartition,
+    WrittenRange,
+)
 from tidelog.client.network.outcomes import text_of
 from tidelog.client.producing import producer
 from tidelog.client.producing.accumulator import Headers, ProducerBatch
@@ -50,6 +57,8 @@ logger = logging.getLogger(__name__)
 _QUEUE_MAX = 4096
 _QUEUE_MAX_IN_CALLBACKS = 16 * _QUEUE_MAX
 _MISSING_TOPICS_MAX = 1000
+_NO_HEADERS: Headers = ()
+"""The only empty tuple."""
 _DRAIN_INTERVAL_MIN_S = 0.001
 _DRAIN_INTERVAL_MAX_S = 0.005
 _RECORDS_PER_DRAIN = 1024
@@ -81,6 +90,14 @@ class _Barrier:
                 self._whole.reach()
 
 
+class _Refused(NamedTuple):
+    """A queue entry: a record that has failed in `send` already."""
+
+    future: RecordFuture
+    topic: str
+    error: Exception
+
+
 class _Wait:
     """A record that waits for memory or metadata."""
 
@@ -106,7 +123,7 @@ class Producer(BlockingClient):
         super().__init__()
         self._producer = producer.Producer(**options)
         self._queue: deque[Any] = deque()
-        """Records (future, time of the call, arguments of `append`), and barriers."""
+        """Records (future, time of the call, arguments of `append_prepared`), refused ones, and barriers."""
         self._new_future = record_future_class(
             self._wake_before_waiting, self._observe_on_loop, self._check_not_forked, self._check_may_wait
         )
@@ -120,6 +137,8 @@ class Producer(BlockingClient):
         """The loop will look at the queue without another wake-up."""
         self._wake_up = SharedCall(self._drain)
         self._skips_linger = self._producer.config.linger_ms is None
+        self._prepares = self._producer._appender.prepares
+        self._append: Any = self._producer._appender.append_prepared
         self._is_awaited = False
         """A thread waits for a record: when the queue is empty, all records are sent without linger."""
         self._drain_timer: asyncio.TimerHandle | None = None
@@ -158,7 +177,7 @@ class Producer(BlockingClient):
         on_delivery: DeliveryCallback | None = None,
     ) -> Future[RecordMetadata]:
         """Queue one record. The returned future gets its metadata or an exception, and `on_delivery`
-        is called with (metadata, None) or (None, error) in the loop's thread.
+        is called with (metadata, None) or (None, error) in the loop's thread. Serializers run in this thread.
 
         Blocks while the queue to the loop is full, which happens when the producer's memory is
         full, or many records wait for the metadata of this topic. In a delivery callback it does not block: the queue
@@ -177,12 +196,30 @@ class Producer(BlockingClient):
         if on_delivery is not None:
             future.call_when_done(calls_on_delivery(on_delivery))
         queued_s = time.monotonic() if self._missing_since else 0.0  # read only while a topic is missing
-        self._queue.append((future, queued_s, topic, value, key, headers, partition, timestamp_ms))
+        entry = (future, queued_s, topic, value, key, headers, partition, timestamp_ms)
+        has_bytes_only = value.__class__ is bytes and (key is None or key.__class__ is bytes) and headers is _NO_HEADERS
+        self._queue.append(entry if has_bytes_only and not self._prepares else self._copy_of(*entry))
         if self._is_closed:
             self._fail_queued()  # another thread has closed the producer and emptied the queue already
         elif not self._is_draining:
             self._wake_loop(thread)
         return future
+
+    def _copy_of(
+        self, future: RecordFuture, queued_s: float, topic: str, value: Any, key: Any, headers: Any, *rest: Any
+    ) -> tuple[Any, ...]:
+        """The queue entry of a record whose sender may change it after the call: a dict, for example, or a list of
+        headers.
+        """
+        try:
+            record = ProducerRecord(value, key, headers or (), *rest)
+            return future, queued_s, topic, *self._producer._appender.copy(topic, record)
+        except Exception as error:  # of a serializer: it is the record's outcome
+            return _Refused(future, topic, error)
+        except BaseException as interrupt:
+            cause = interrupt
+            self._call_on_loop(lambda: self._producer.report_unsent(cause))
+            raise
 
     def _wake_loop(self, thread: LoopThread) -> None:
         try:
@@ -231,7 +268,7 @@ class Producer(BlockingClient):
             self._drain_timer.cancel()
             self._drain_timer = None
         queue, topic_waits = self._queue, self._topic_waits
-        append = self._producer._append  # `send` without its coroutine
+        append = self._append
         count = 0
         while queue and count < _RECORDS_PER_DRAIN:
             item = queue.popleft()
@@ -239,6 +276,9 @@ class Producer(BlockingClient):
                 self._pass(item)
                 continue
             count += 1
+            if item.__class__ is _Refused:
+                self._handle_send_error(*item, time.monotonic())
+                continue
             future, queued_s, topic, value, key, headers, partition, timestamp_ms = item
             if topic_waits and isinstance(topic, str) and topic in topic_waits:
                 topic_waits[topic].behind.append(item)
@@ -406,7 +446,7 @@ class Producer(BlockingClient):
             future, queued_s, _, *record = item
             try:
                 waited_ms = self._waited_ms(topic, queued_s) if self._missing_since else 0.0
-                place = self._producer._append(topic, *record, None, waited_ms)
+                place = self._append(topic, *record, None, waited_ms)
             except BaseException as error:
                 self._handle_send_error(future, topic, error, time.monotonic())
                 continue
