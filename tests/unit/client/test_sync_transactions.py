@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.unit.client.transacting import cluster_of, story
 from tidelog.client import (
     ConsumerGroupMetadata,
     ProducerFenced,
+    ProducerInterceptor,
     TopicPartition,
     TransactionAbortable,
     TransactionAborted,
@@ -197,6 +199,41 @@ def test_an_abort_ends_a_flush_behind_the_record_that_waits_for_its_topic(cluste
         with sending.transaction():
             sending.send("t", b"next", partition=0)
     assert cluster.transactions.committed == [b"next"]
+
+
+class Acknowledgements(ProducerInterceptor):
+    def __init__(self) -> None:
+        self.errors: list[Exception | None] = []
+
+    def on_acknowledgement(self, metadata: Any, error: Exception | None) -> None:
+        self.errors.append(error)
+
+
+def test_two_aborts_at_once_tell_an_interceptor_once_of_a_record_that_waits(cluster):
+    cluster.auto_create_partitions = 0
+    noting = Acknowledgements()
+    with transactional(cluster, max_block_ms=20_000, interceptors=[noting]) as sending:
+        sending.begin_transaction()
+        waiting = sending.send("missing", b"dropped")
+        wait_until(lambda: bool(sending._topic_waits))
+        assert sending._thread is not None
+        goes_on = threading.Event()
+        sending._thread.loop.call_soon_threadsafe(goes_on.wait, PATIENCE_S)
+        calls = sending._thread._calls
+
+        def abort() -> None:
+            with suppress(RuntimeError):  # the other call may have ended the transaction
+                sending.abort_transaction()
+
+        aborting = [threading.Thread(target=abort, daemon=True) for _ in range(2)]
+        for thread in aborting:
+            thread.start()
+        wait_until(lambda: len(calls) == 2)
+        goes_on.set()
+        for thread in aborting:
+            join(thread)
+        assert isinstance(waiting.exception(PATIENCE_S), TransactionAborted)
+    assert [type(error) for error in noting.errors] == [TransactionAborted]
 
 
 def test_a_record_that_another_thread_sends_behind_a_commit_does_not_fail_it(cluster, monkeypatch):

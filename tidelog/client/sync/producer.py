@@ -655,9 +655,10 @@ class Producer(BlockingClient):
             waits.append(self._wait)
         queue_length = len(self._queue)  # not what a delivery callback sends meanwhile: it may do so each time
         for wait in waits:
-            if wait.task is not None and wait.future is not None and wait.task.cancel():
-                wait.is_dropped = True
-                self._fail_aborted(wait.future)
+            future = wait.future
+            if wait.task is not None and future is not None and wait.task.cancel():
+                wait.is_dropped, wait.future = True, None  # an abort at the same time leaves it alone
+                self._fail_aborted(future)
         for entries, count in (*((wait.behind, len(wait.behind)) for wait in waits), (self._queue, queue_length)):
             for _ in range(count):
                 item = entries.popleft()
