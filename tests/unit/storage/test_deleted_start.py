@@ -86,11 +86,20 @@ def test_the_first_segment_of_all_has_no_snapshot_of_producers(logs: MakeLogs, p
     assert (log.log_start_offset, log.damaged_ranges()) == (2, [])
 
 
-def test_the_last_records_of_a_deleted_segment_may_have_been_removed_by_a_cleaner(logs: MakeLogs) -> None:
-    """Kafka's leaves no batch without records there. The segment did not reach the first one, and counted as lost."""
+@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_last_records_of_a_deleted_segment_may_have_been_removed_by_a_cleaner(
+    logs: MakeLogs, count: int, is_killed: bool
+) -> None:
+    """Kafka's leaves no batch without records there. The segment did not reach the first one, and counted as lost: by
+    a start after a loss of power, which Kafka's log cannot tell from a kill, with all that was behind it.
+    """
     made = made_by_kafka(logs, 2, cleanup_policy=frozenset({"compact", "delete"}))
     last = made.folder / f"{2:020d}.log.deleted"
-    last.write_bytes(last.read_bytes()[: len(record(2))])
+    last.write_bytes(last.read_bytes()[: count * len(record(2))])
+    if is_killed:
+        for name in (".kafka_cleanshutdown", "recovery-point-offset-checkpoint"):
+            (made.path / name).unlink()
     log = made.open()
     assert (log.log_start_offset, log.damaged_ranges()) == (4, [])
     assert offsets_of(records_of(log)) == list(range(4, COUNT))

@@ -105,10 +105,14 @@ def _first_of(names: set[str]) -> int:
 
 
 def _end_of_deleted(disk: Disk, directory: str, base_offset: int) -> int:
-    """The offset behind the last batch of a deleted segment; -1 without a batch, or if it is damaged or unreadable."""
+    """The offset behind the last batch of a deleted segment; -1 if it is damaged or unreadable. One without a byte had
+    its first offset, at least: Kafka's cleaner removes each batch whose records are superseded.
+    """
     end_offset = -1
     try:
         size_bytes = disk.size_of(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}{DELETED_SUFFIX}")
+        if not size_bytes:
+            return base_offset + 1
         segment = Segment(disk, directory, base_offset, LogConfig(), 0, size_bytes=size_bytes, suffix=DELETED_SUFFIX)
         try:
             for _, header in headers(segment):
