@@ -196,9 +196,12 @@ class Producer(BlockingClient):
         if on_delivery is not None:
             future.call_when_done(calls_on_delivery(on_delivery))
         queued_s = time.monotonic() if self._missing_since else 0.0  # read only while a topic is missing
-        entry = (future, queued_s, topic, value, key, headers, partition, timestamp_ms)
-        has_bytes_only = value.__class__ is bytes and (key is None or key.__class__ is bytes) and headers is _NO_HEADERS
-        self._queue.append(entry if has_bytes_only and not self._prepares else self._copy_of(*entry))
+        has_bytes_only = value.__class__ is bytes and (key is None or key.__class__ is bytes) and not self._prepares
+        fixed = headers if headers is _NO_HEADERS else _fixed_headers(headers)
+        if has_bytes_only and fixed is not None:
+            self._queue.append((future, queued_s, topic, value, key, fixed, partition, timestamp_ms))
+        else:
+            self._queue.append(self._copy_of(future, queued_s, topic, value, key, headers, partition, timestamp_ms))
         if self._is_closed:
             self._fail_queued()  # another thread has closed the producer and emptied the queue already
         elif not self._is_draining:
@@ -732,6 +735,16 @@ class Producer(BlockingClient):
         for entries in (*(wait.behind for wait in waits), self._queue):
             _fail_entries(entries)
         self._observe_all()  # the loop may have ended before it came to them
+
+
+def _fixed_headers(headers: Any) -> tuple[Any, ...] | None:
+    """The headers in a tuple, if each is a plain tuple, whose parts the sender cannot change."""
+    if headers.__class__ is not list and headers.__class__ is not tuple:
+        return None
+    for header in headers:
+        if header.__class__ is not tuple:
+            return None
+    return tuple(headers)
 
 
 def _fail_entries(entries: deque[Any]) -> None:
