@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tidelog.protocol.batches.record_batch import MAGIC, BatchHeader, check_crc
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.internal_topics import INTERNAL_TOPICS
+from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
 from tidelog.replication.isr import InSyncReplicas
 from tidelog.replication.truncation import truncate_copy
 from tidelog.storage.log.hidden_transactions import stable_bound
@@ -75,19 +76,23 @@ class ReplicaPorts:
     isr_rejections: int = 0
     refused: RefusedBatches = field(default_factory=RefusedBatches)
 
-    def eligible(self, broker_id: int, broker_epoch: int) -> bool:
-        """Whether this replica may join an ISR: its broker is active, and its fetches do not state the epoch of an
-        earlier process (KIP-841, KIP-903).
+    def eligible(self, broker_id: int, broker_epoch: int, directory: bytes) -> bool:
+        """Whether this replica may join an ISR: its broker is active, its fetches do not state the epoch of an earlier
+        process (KIP-841, KIP-903), and its log directory has not failed.
+
+        Kafka does not look at the directory: a write waits for such a replica up to `replica.lag.time.max.ms`.
         """
         broker = self.broker(broker_id)
-        return broker is not None and broker.is_active and broker_epoch in (-1, broker.epoch)
+        if broker is None or not broker.is_active or broker_epoch not in (-1, broker.epoch):
+            return False
+        return not broker.has_lost(directory)
 
 
 class Partition:
     __slots__ = (
-        "_on_advance", "_ports", "awaits_followers", "future_log", "in_sync", "index", "is_in_isr", "is_internal",
-        "leader_epoch", "leader_id", "leads", "log", "min_insync_replicas", "offline", "partition_epoch", "refused",
-        "throttled_as_follower", "throttled_as_leader", "topic", "topic_id", "watch",
+        "_on_advance", "_ports", "awaits_followers", "directories", "future_log", "in_sync", "index", "is_in_isr",
+        "is_internal", "leader_epoch", "leader_id", "leads", "log", "min_insync_replicas", "offline",
+        "partition_epoch", "refused", "throttled_as_follower", "throttled_as_leader", "topic", "topic_id", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -113,6 +118,8 @@ class Partition:
         self.partition_epoch = -1
         self.in_sync = InSyncReplicas(-1, ports.lag_ms_max)
         """The leader's state of the ISR and the followers; empty while this replica does not lead."""
+        self.directories: tuple[bytes, ...] = ()
+        """The log directories of all replicas, in the order of the assignment, while this replica leads."""
         self.is_in_isr = True
         """Whether the metadata has this replica in the ISR, while it follows."""
         self.awaits_followers = False
@@ -139,6 +146,7 @@ class Partition:
         A new epoch starts at the log end (KIP-101). Metadata that a response of the controller has already brought is
         ignored. `now_ms`: the clock of the appends.
         """
+        self.directories = assignment.directories  # also of metadata that is ignored: the response has not brought them
         begins = assignment.leader_epoch > self.leader_epoch or not self.leads
         if not begins and assignment.partition_epoch <= self.partition_epoch:
             return False
@@ -328,7 +336,7 @@ class Partition:
         moved = follower.fetched(fetch_offset, log.log_end_offset, now_ms)
         if not follower.in_maximal_isr:
             self._propose(
-                self.in_sync.expansion(follower, log.high_watermark, self._ports.broker_epoch(), self._ports.eligible)
+                self.in_sync.expansion(follower, log.high_watermark, self._ports.broker_epoch(), self._may_join)
             )
         if moved and fetch_offset > log.high_watermark and self._move_high_watermark():
             self._on_advance(self)
@@ -351,7 +359,7 @@ class Partition:
         if in_sync.followers:
             if len(in_sync.isr) < self.min_insync_replicas and self.is_under_min_isr:
                 return False  # KIP-966
-            high_watermark = in_sync.high_watermark(high_watermark, self._ports.now_ms, self._ports.eligible)
+            high_watermark = in_sync.high_watermark(high_watermark, self._ports.now_ms, self._may_join)
             if high_watermark <= log.high_watermark:
                 return False
         log.set_high_watermark(high_watermark)
@@ -457,6 +465,13 @@ class Partition:
         self.partition_epoch = self.in_sync.partition_epoch
         self._note_awaited()
         self.advance_high_watermark()
+
+    def _may_join(self, broker_id: int, broker_epoch: int) -> bool:
+        directory = UNASSIGNED_DIRECTORY
+        for replica, each in zip(self.in_sync.replicas, self.directories):
+            if replica == broker_id:
+                directory = each
+        return self._ports.eligible(broker_id, broker_epoch, directory)
 
     def _note_awaited(self) -> None:
         self.awaits_followers = any(each.in_maximal_isr for each in self.in_sync.followers.values())

@@ -17,6 +17,7 @@ from tidelog.broker.replicas.fetching.follower_sessions import FollowerEntry
 from tidelog.protocol.batches.batch_builder import encode_batch
 from tidelog.protocol.batches.record import Record
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.uuids import LOST_DIRECTORY, UNASSIGNED_DIRECTORY
 from tidelog.replication import leader_bounds
 from tidelog.replication.controller.metadata.image import METADATA_VERSION, MetadataDelta
 from tidelog.replication.controller.metadata.record_codec import DIRECTORIES_VERSION
@@ -236,6 +237,25 @@ def test_a_follower_that_is_about_to_join_is_waited_for() -> None:
     assert sent.code is None, "the controller may have taken it in already"
     partition.on_proposal_rejected(proposal)
     cluster.loop.run_for(1600)
+    assert sent.code == 0
+
+
+def test_no_write_waits_for_a_replica_whose_log_directory_has_failed() -> None:
+    """Its broker is active, and it had all records a moment ago. Its last fetch may arrive after the failure."""
+    cluster = Replicas(3)
+    cluster.loop.run_for(1)
+    directories = (UNASSIGNED_DIRECTORY, UNASSIGNED_DIRECTORY, LOST_DIRECTORY)
+    cluster.cut.add((3, 1))
+    sent = cluster.nodes[1].produce(b"a", timeout_ms=60_000)
+    cluster.loop.settle()
+    assert sent.code is None
+    cluster.alter(isr=(1, 2), directories=directories)
+    assert sent.code == 0
+    partition = cluster.nodes[1].partition
+    partition.follower_fetched(partition.in_sync.followers[3], 1, cluster.loop.now_s * 1000)
+    assert not cluster.nodes[1].proposals, "it does not come back"
+    sent = cluster.nodes[1].produce(b"b", timeout_ms=60_000)
+    cluster.loop.settle()
     assert sent.code == 0
 
 

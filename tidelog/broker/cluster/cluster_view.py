@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from tidelog.protocol.uuids import LOST_DIRECTORY, MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
 from tidelog.replication.controller.metadata.image import BrokerImage, EndpointImage, MetadataImage, PartitionImage
 
 # Kafka's error messages for an unknown topic.
@@ -39,15 +38,9 @@ def offline_replicas(image: MetadataImage, partition: PartitionImage, listener_n
     offline_ids = []
     for replica, directory in zip(partition.replicas, partition.directories):
         broker = image.brokers.get(replica)
-        if broker is None or broker.fenced or listener_name not in broker.endpoints or _is_lost(broker, directory):
+        if broker is None or broker.fenced or listener_name not in broker.endpoints or broker.has_lost(directory):
             offline_ids.append(replica)
     return offline_ids
-
-
-def _is_lost(broker: BrokerImage, directory: bytes) -> bool:
-    if directory in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY):
-        return False
-    return directory == LOST_DIRECTORY or bool(broker.log_dirs and directory not in broker.log_dirs)
 
 
 def cluster_controller(image: MetadataImage, own_id: int, leader_id: int | None = None) -> int:

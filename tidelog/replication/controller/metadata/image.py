@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tidelog.protocol.internal_topics import INTERNAL_TOPICS
-from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
+from tidelog.protocol.uuids import LOST_DIRECTORY, MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
 
 NO_LEADER = -1
 NO_LEADER_CHANGE = -2
@@ -97,6 +97,12 @@ class BrokerImage:
     def is_active(self) -> bool:
         """Whether the broker may lead and join an ISR."""
         return not self.fenced and not self.in_controlled_shutdown
+
+    def has_lost(self, directory: bytes) -> bool:
+        """Whether a replica in this log directory cannot be used, as after a failure of its disk."""
+        if directory in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY):
+            return False
+        return directory == LOST_DIRECTORY or bool(self.log_dirs and directory not in self.log_dirs)
 
 
 @dataclass(slots=True)
