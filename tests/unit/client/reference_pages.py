@@ -39,12 +39,14 @@ _ADMIN_MODULES = (model, client, cluster, configs, features, groups, log_dirs, p
 _INTERNAL_METHODS = {
     "abandon",
     "application_alive",
+    "build_batch",
     "next_batch",
     "note_lost_record",
     "refill",
     "report_unsent",
     "return_records",
     "send_offsets_of",
+    "send_built_batch",
     "send_pieces",
     "warn_of_undelivered",
 }

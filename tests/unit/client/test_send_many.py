@@ -12,9 +12,10 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import FakeCluster, refuse_produce
+from tests.unit.client.test_admin import served
 from tests.unit.client.test_producer import numbered, producer, values
 from tests.unit.client.transacting import cluster_of, transactional
-from tidelog import BatchSendError, ProducerRecord, TransactionAbortable
+from tidelog import BatchSendError, Producer, ProducerRecord, TransactionAbortable
 from tidelog.client import sync
 from tidelog.protocol.batches.record_batch import read_header
 from tidelog.protocol.batches.records import iter_records
@@ -251,3 +252,58 @@ async def test_a_cancelled_call_keeps_what_it_has_appended() -> None:
         written = values(cluster)
         assert 0 < len(written) < 5_000
         assert written == [*numbered(len(written) - 1), b"after"]
+
+
+@pytest.mark.parametrize("call", ["send_many", "send_batch"])
+@pytest.mark.parametrize("is_blocking", [True, False])
+def test_an_iterator_may_use_its_record_again_for_the_next_one(call: str, is_blocking: bool) -> None:
+    """Records were read in pieces before the first one was serialized: all of a piece were sent as the last one."""
+
+    def records() -> Iterator[Any]:
+        value: list[Any] = [0]
+        for number in range(600):
+            value[0] = number
+            yield ProducerRecord(value, headers=())
+
+    def encode(value: Any) -> bytes:
+        return b"%d" % value[0]
+
+    async def send(bootstrap: str) -> None:
+        async with Producer(bootstrap_servers=bootstrap, value_serializer=encode) as sending:
+            if call == "send_many":
+                await (await sending.send_many("t", records()))
+            else:
+                await (await sending.send_batch("t", records(), partition=0))
+
+    with served(t=1) as fake:
+        if is_blocking:
+            with sync.Producer(bootstrap_servers=fake.bootstrap, value_serializer=encode) as sending:
+                if call == "send_many":
+                    sending.send_many("t", records()).result(PATIENCE_S)
+                else:
+                    sending.send_batch("t", records(), partition=0).result(PATIENCE_S)
+        else:
+            asyncio.run(send(fake.bootstrap))
+        assert values(fake) == numbered(600)
+
+
+@pytest.mark.parametrize("fault", [ValueError, asyncio.CancelledError])
+async def test_a_record_that_its_serializer_refuses_fails_those_behind_it_in_its_piece(
+    fault: type[BaseException],
+) -> None:
+    def encode(value: bytes) -> bytes:
+        if value == b"3":
+            raise fault
+        return value
+
+    async with FakeCluster(t=1) as cluster, producer(cluster, value_serializer=encode) as sending:
+        if fault is ValueError:
+            with pytest.raises(BatchSendError) as failed:
+                await (await sending.send_many("t", iter(numbered(10))))
+            assert [written.record_count for written in failed.value.written] == [3]
+            assert failed.value.failed_count == 7
+        else:
+            with pytest.raises(fault):
+                await sending.send_many("t", iter(numbered(10)))
+        await sending.flush()
+        assert values(cluster) == numbered(3)

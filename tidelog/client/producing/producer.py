@@ -46,6 +46,7 @@ from tidelog.client.producing.producer_session import ProducerSession
 from tidelog.client.producing.record_appender import RecordAppender
 from tidelog.client.producing.record_arguments import (
     RecordPieces,
+    RefusedRecord,
     as_partition_number,
     as_producer_record,
     as_records,
@@ -377,7 +378,7 @@ class Producer:
         records = as_records(records)
         if not isinstance(records, (list, tuple)):
             if not isinstance(records, Sized):
-                pieces = RecordPieces(records)
+                pieces = RecordPieces(records, partial(self._appender.copy_of_any, topic))
 
                 async def read() -> list[Any]:
                     return pieces.next_piece()
@@ -385,13 +386,15 @@ class Producer:
                 return await self.send_pieces(topic, read, ticket=ticket)
             records = list(records)
         group = SendGroup(topic, ticket or asyncio.get_running_loop().create_future(), len(records))
-        await self._fill(group, self._append_many(group, topic, records))
+        await self._fill(group, self._append_many(group, topic, records, self._append))
         return group.future  # type: ignore[no-any-return]
 
     async def send_pieces(
         self, topic: str, read: Callable[[], Awaitable[Sequence[Any]]], *, ticket: GroupFuture | None = None
     ) -> asyncio.Future[list[WrittenRange]]:
-        """As `send_many`, with the records that `read` returns from call to call until it returns none."""
+        """As `send_many`, with the records of `RecordPieces` that `read` returns from call to call, until it returns
+        none.
+        """
         self._shared_start.check_loop()
         group = SendGroup(topic, ticket or asyncio.get_running_loop().create_future(), 0, is_read=False)
         await self._fill(group, self._append_pieces(group, topic, read))
@@ -403,18 +406,19 @@ class Producer:
             if self._manager is not None:
                 self._manager.check_still_open(transaction)
             group.record_count += len(piece)
-            await self._append_many(group, topic, piece)
+            await self._append_many(group, topic, piece, self._appender.append_prepared)
             del piece  # or it waits in memory for the next one
         group.end()
 
-    async def _append_many(self, group: SendGroup, topic: str, records: Sequence[Any]) -> None:
+    async def _append_many(self, group: SendGroup, topic: str, records: Sequence[Any], append: Any) -> None:
         group_ticket: Any = group
-        append = self._append
         try:
             for record in records:
                 if record.__class__ is bytes:  # without an object around it
                     place = append(topic, record, None, (), None, None, group_ticket)
                 else:
+                    if record.__class__ is RefusedRecord:
+                        raise record.error
                     value, key, headers, partition, timestamp_ms = as_producer_record(record)
                     place = append(topic, value, key, headers, partition, timestamp_ms, group_ticket)
                 if place.__class__ is not ProducerBatch:
@@ -433,14 +437,22 @@ class Producer:
         them, `max_request_size` does, and the batch is never split. The returned future gets the
         WrittenRange or a KafkaError. Raises as `send`, ValueError without records.
         """
+        return await self.send_built_batch(topic, lambda: self.build_batch(records), partition=partition, ticket=ticket)
+
+    def build_batch(self, records: Iterable[Any]) -> BatchBuilder:
+        """The batch of `send_batch`. Its records are serialized in this thread, any one."""
+        return build_batch(self._config, records, int(time.time() * 1000), is_transactional=self._manager is not None)
+
+    async def send_built_batch(
+        self, topic: str, build: Callable[[], BatchBuilder], *, partition: int, ticket: GroupFuture | None = None
+    ) -> asyncio.Future[WrittenRange]:
+        """As `send_batch`, with what `build` returns or raises."""
         self._shared_start.check_loop()
         group_ticket: Any = ticket or asyncio.get_running_loop().create_future()
         partition = as_partition_number(partition)
         transaction = self.open_transaction
         try:
-            builder = build_batch(
-                self._config, records, int(time.time() * 1000), is_transactional=self._manager is not None
-            )
+            builder = build()
             route = await self._appender.find_route(topic, partition)
             group = BatchOutcome(route.topic.name, group_ticket, builder.record_count)
             await self._appender.append_batch(TopicPartition(topic, partition), builder, group)

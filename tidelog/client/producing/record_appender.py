@@ -27,6 +27,7 @@ from tidelog.client.producing.record_arguments import (
     MAX_TIMESTAMP_MS,
     as_bytes,
     as_partition_number,
+    as_producer_record,
     as_timestamp,
     checked_headers,
     serialized,
@@ -224,6 +225,15 @@ class RecordAppender:
             partition,
             timestamp_ms,
         )
+
+    def copy_of_any(self, topic: str, record: Any) -> Any:
+        """The same for a record in each form that `send_many` takes. What cannot change stays what it is."""
+        if not self.prepares:
+            if record.__class__ is bytes:
+                return record
+            if record.__class__ is tuple and len(record) == 2 and record[0].__class__ is record[1].__class__ is bytes:
+                return record
+        return self.copy(topic, as_producer_record(record))
 
     def _prepared(self, topic: str, record: ProducerRecord) -> ProducerRecord:
         """A record after interceptors and serializers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tidelog.client.arguments import INT32_MAX, as_int, as_list, shown
@@ -16,8 +16,6 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 MAX_TIMESTAMP_MS = 2**62
 _PIECE_RECORDS_MAX = 256
 _PIECE_BYTES_MAX = 64 * 1024
-_RECORD_BYTES_MIN = 7
-"""Length, attributes, both deltas, the sizes of key and value, the number of headers."""
 
 
 def as_producer_record(record: Any) -> ProducerRecord:
@@ -42,11 +40,25 @@ def as_records(records: Any) -> Iterable[Any]:
     raise TypeError(f"records must be a list or another iterable of records, not {shown(records)}")
 
 
-class RecordPieces:
-    """Reads an iterator of records a piece at a time, so that one of any length costs no more memory than a piece."""
+class RefusedRecord:
+    """In place of a record that cannot be sent."""
 
-    def __init__(self, records: Iterable[Any]) -> None:
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class RecordPieces:
+    """Reads an iterator of records a piece at a time, so that one of any length costs no more memory than a piece.
+
+    `copy` is called for each record before the next one is read: the iterator may change it then. Where it raises, this
+    record and those behind it in its piece are refused ones.
+    """
+
+    def __init__(self, records: Iterable[Any], copy: Callable[[Any], Any]) -> None:
         self._records = iter(records)
+        self._copy = copy
         self._error: Exception | None = None
 
     def next_piece(self) -> list[Any]:
@@ -55,8 +67,13 @@ class RecordPieces:
             raise self._error
         piece: list[Any] = []
         size_bytes = 0
+        refused: RefusedRecord | None = None
         try:
-            for record in self._records:
+            for each in self._records:
+                try:
+                    record = self._copy(each) if refused is None else refused
+                except BaseException as error:  # the caller raises it at this record
+                    record = refused = RefusedRecord(error)
                 piece.append(record)
                 size_bytes += _value_bytes(record)
                 if len(piece) >= _PIECE_RECORDS_MAX or size_bytes >= _PIECE_BYTES_MAX:
@@ -72,18 +89,6 @@ def _value_bytes(record: Any) -> int:
     """The size of a record's value where that is known before its serializer."""
     value = record[1] if record.__class__ is tuple and len(record) == 2 else getattr(record, "value", record)
     return len(value) if value.__class__ is bytes else 0
-
-
-def read_batch(config: ProducerConfig, records: Iterable[Any]) -> list[Any]:
-    """The records as a list, read no further than to where `build_batch` finds them too large."""
-    read: list[Any] = []
-    size_bytes = 0
-    for record in as_records(records):
-        read.append(record)
-        size_bytes += _RECORD_BYTES_MIN + (0 if config.value_serializer is not None else _value_bytes(record))
-        if size_bytes > config.max_request_size:
-            break
-    return read
 
 
 def serialized(config: ProducerConfig, value: Any, key: Any) -> tuple[Any, Any]:

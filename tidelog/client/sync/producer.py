@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Never
 
 from tidelog.client.arguments import as_milliseconds, check_named_options, group_metadata_or_error
@@ -38,7 +39,7 @@ from tidelog.client.producing.accumulator import Headers, ProducerBatch
 from tidelog.client.producing.detached_transactions import DetachedTransaction
 from tidelog.client.producing.interceptors import DeliveryCallback, calls_on_delivery
 from tidelog.client.producing.record_appender import Place
-from tidelog.client.producing.record_arguments import RecordPieces, as_records, read_batch
+from tidelog.client.producing.record_arguments import RecordPieces, as_records
 from tidelog.client.producing.sender import CLOSED_BEFORE_DELIVERY
 from tidelog.client.producing.transaction_errors import TransactionAborted
 from tidelog.client.producing.transactions import TransactionScope
@@ -47,6 +48,7 @@ from tidelog.client.sync.loop_call import SharedCall
 from tidelog.client.sync.loop_thread import BlockingClient, LoopThread
 from tidelog.client.sync.record_future import RecordFuture, record_future_class
 from tidelog.client.sync.waiting_threads import WaitingThreads
+from tidelog.protocol.batches.records import BatchBuilder
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -496,7 +498,7 @@ class Producer(BlockingClient):
         if isinstance(records, Sized):
             known = list(records)
             return self._send_group(topic, lambda future: self._producer.send_many(topic, known, ticket=future))
-        pieces = RecordPieces(records)
+        pieces = RecordPieces(records, partial(self._producer._appender.copy_of_any, topic))
         caller = CallerThread()
         return self._send_group(
             topic,
@@ -506,9 +508,14 @@ class Producer(BlockingClient):
 
     def send_batch(self, topic: str, records: Iterable[Any], *, partition: int) -> Future[WrittenRange]:
         """As of the asynchronous producer; blocks until the batch has a place in the producer's memory."""
-        read = read_batch(self._producer.config, records)  # in this thread: the iterable is the caller's
+        built: Future[BatchBuilder] = Future()
+        try:
+            built.set_result(self._producer.build_batch(records))  # in this thread: the iterable is the caller's
+        except Exception as error:
+            built.set_exception(error)
         return self._send_group(
-            topic, lambda future: self._producer.send_batch(topic, read, partition=partition, ticket=future)
+            topic,
+            lambda future: self._producer.send_built_batch(topic, built.result, partition=partition, ticket=future),
         )
 
     def send_arrow(self, topic: str, table: pa.Table | pa.RecordBatch) -> Future[list[WrittenRange]]:
