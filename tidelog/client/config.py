@@ -77,7 +77,7 @@ class ClientConfig:
     default_api_timeout_ms: int = _number(60_000, 1)
     """The time that a call may take, with all its attempts, when it has no limit of its own."""
     retries: int = _number(_INT32_MAX)
-    """Attempts after the first one. The time limits end them before this number does."""
+    """How often a producer sends a batch again. Its time limits end that first. Other calls end by theirs alone."""
     retry_backoff_ms: int = _long(100)
     """The wait before the second attempt; it doubles from attempt to attempt."""
     retry_backoff_max_ms: int = _long(1_000)
