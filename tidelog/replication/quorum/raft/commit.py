@@ -62,7 +62,7 @@ class Progress:
         for voter in voters:
             known = before.pop(voter.key.id, None)
             if known is None or not known.key.matches(voter.key):
-                known = self._observer_like(voter.key) or ReplicaProgress(voter.key)
+                known = self._observers.pop(voter.key, None) or ReplicaProgress(voter.key)
             else:
                 known.key = voter.key
             self._voters[voter.key.id] = known
@@ -70,9 +70,6 @@ class Progress:
             if left.key.id != self._own.id:
                 self._observers[left.key] = left
         self._since_ms = now_ms
-
-    def _observer_like(self, key: ReplicaKey) -> ReplicaProgress | None:
-        return self._observers.pop(key, None)
 
     def find(self, key: ReplicaKey) -> ReplicaProgress | None:
         voter = self._voters.get(key.id)
