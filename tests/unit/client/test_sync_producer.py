@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S, join, wait_until
-from tests.unit.client.fake_broker import SILENCE, FakeCluster
+from tests.unit.client.fake_broker import SILENCE, FakeCluster, FakeNode
 from tests.unit.client.test_producer import FAST, numbered, values
 from tests.unit.client.transacting import finalize
 from tidelog.client import sync
@@ -29,6 +29,7 @@ from tidelog.client.sync import Producer, loop_thread
 from tidelog.client.sync import producer as sync_producer
 from tidelog.client.sync.loop_call import LoopCall, SharedCall
 from tidelog.client.sync.loop_thread import LoopThread
+from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataRequest
 from tidelog.protocol.messages.produce import ProduceRequest
@@ -424,6 +425,84 @@ def test_too_many_records_of_a_missing_topic_make_its_senders_wait_and_no_others
         sending.flush()
         assert [future.result(0) is not None for future in sent] == [True] * 100
         assert values(cluster, "missing").count(b"x") == 100
+
+
+@pytest.mark.parametrize("as_value", [bytes, bytearray])
+def test_large_records_fill_the_queue_by_their_size(cluster, monkeypatch, as_value):
+    """The queue had room for 4096 of any size, gigabytes beside `buffer_memory`."""
+    monkeypatch.setattr(sync_producer, "_QUEUE_MAX", 15)
+    goes_on = threading.Event()
+
+    async def answer_later(request: ProduceRequest, node: FakeNode) -> Message:
+        while not goes_on.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        return node.on_produce(request)
+
+    with producer(cluster, max_block_ms=int(PATIENCE_S * 1000), buffer_memory=50_000) as sending:
+        sending.send_and_wait("t", b"y")  # its metadata is known
+        cluster.script(ProduceRequest, *[answer_later] * 5)
+        sent: list[Future[Any]] = []
+
+        def send_large() -> None:
+            sent.extend(sending.send("t", as_value(b"x" * 20_000)) for _ in range(100))
+
+        thread = threading.Thread(target=send_large)
+        thread.start()
+        wait_until(lambda: len(sending._queue) >= 15)
+        time.sleep(0.1)
+        count = len(sent)
+        goes_on.set()
+        join(thread)
+        assert count <= 10
+        assert all(future.result(PATIENCE_S).offset >= 0 for future in sent)
+        assert values(cluster) == [b"y"] + [b"x" * 20_000] * 100
+
+
+def test_large_records_of_a_missing_topic_hold_no_large_ones_of_another(cluster, monkeypatch, caplog):
+    caplog.set_level(logging.CRITICAL, "tidelog")
+    monkeypatch.setattr(sync_producer, "_QUEUE_MAX", 15)
+    cluster.auto_create_partitions = 0
+    with producer(cluster, max_block_ms=int(PATIENCE_S * 1000)) as sending:
+        sent: list[Future[Any]] = []
+
+        def send_to_missing() -> None:
+            for _ in range(100):
+                sent.append(sending.send("missing", b"x" * 20_000))
+                time.sleep(0.001)
+
+        thread = threading.Thread(target=send_to_missing)
+        thread.start()
+        wait_until(lambda: sending._behind_count >= 15)
+        for count in range(30):
+            assert sending.send("t", b"y" * 20_000).result(PATIENCE_S).offset == count
+        sent_count = len(sent)
+        cluster.create("missing", 1)
+        join(thread)
+        sending.flush()
+        assert sent_count <= 15
+        assert values(cluster, "missing") == [b"x" * 20_000] * 100
+        assert sending._behind_count == 0
+
+
+def test_a_sender_that_waits_for_room_for_a_large_record_ends_with_a_close(cluster, monkeypatch, caplog):
+    caplog.set_level(logging.CRITICAL, "tidelog")
+    monkeypatch.setattr(sync_producer, "_QUEUE_MAX", 15)
+    sending = producer(cluster, buffer_memory=50_000)
+    sending.send_and_wait("t", b"y")  # its metadata is known
+    cluster.script(ProduceRequest, *[lambda request, node: SILENCE] * 5)
+    sent: list[Future[Any]] = []
+
+    def send_large() -> None:
+        with suppress(RuntimeError):  # it is closed
+            while True:
+                sent.append(sending.send("t", b"x" * 20_000))
+
+    thread = threading.Thread(target=send_large)
+    thread.start()
+    wait_until(lambda: len(sending._queue) >= 15)
+    sending.close(timeout_ms=50)
+    join(thread)
+    assert {type(future.exception(PATIENCE_S)) for future in sent} == {KafkaError}
 
 
 def test_a_record_of_one_missing_topic_too_many_holds_those_behind_it(cluster, monkeypatch, caplog):

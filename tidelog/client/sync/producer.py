@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Si
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Never
 
 from tidelog.client.arguments import as_milliseconds, check_named_options, group_metadata_or_error
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _QUEUE_MAX = 4096
+"""Entries. A value has one for each `_ENTRY_BYTES`, so that those in a queue are not much more than 32 MiB."""
+_ENTRY_BYTES = 8 * 1024
 _QUEUE_MAX_IN_CALLBACKS = 16 * _QUEUE_MAX
 _MISSING_TOPICS_MAX = 1000
 _NO_HEADERS: Headers = ()
@@ -125,7 +128,9 @@ class Producer(BlockingClient):
         super().__init__()
         self._producer = producer.Producer(**options)
         self._queue: deque[Any] = deque()
-        """Records (future, time of the call, arguments of `append_prepared`), refused ones, and barriers."""
+        """Records (future, time of the call, arguments of `append_prepared`), refused ones, barriers, and None behind a
+        large record.
+        """
         self._new_future = record_future_class(
             self._wake_before_waiting, self._observe_on_loop, self._check_not_forked, self._check_may_wait
         )
@@ -201,9 +206,12 @@ class Producer(BlockingClient):
         has_bytes_only = value.__class__ is bytes and (key is None or key.__class__ is bytes) and not self._prepares
         fixed = headers if headers is _NO_HEADERS else _fixed_headers(headers)
         if has_bytes_only and fixed is not None:
-            self._queue.append((future, queued_s, topic, value, key, fixed, partition, timestamp_ms))
+            entry: Any = (future, queued_s, topic, value, key, fixed, partition, timestamp_ms)
         else:
-            self._queue.append(self._copy_of(future, queued_s, topic, value, key, headers, partition, timestamp_ms))
+            entry = self._copy_of(future, queued_s, topic, value, key, headers, partition, timestamp_ms)
+        self._queue.append(entry)
+        if value.__class__ is not bytes or len(value) >= _ENTRY_BYTES:
+            self._queue.extend(repeat(None, _entry_count(entry) - 1))
         if self._is_closed:
             self._fail_queued()  # another thread has closed the producer and emptied the queue already
         elif not self._is_draining:
@@ -277,17 +285,14 @@ class Producer(BlockingClient):
         count = 0
         while queue and count < _RECORDS_PER_DRAIN:
             item = queue.popleft()
-            if item.__class__ is _Barrier:
+            if item.__class__ is not tuple:
                 self._pass(item)
                 continue
             count += 1
-            if item.__class__ is _Refused:
-                self._handle_send_error(*item, time.monotonic())
-                continue
             future, queued_s, topic, value, key, headers, partition, timestamp_ms = item
             if topic_waits and isinstance(topic, str) and topic in topic_waits:
                 topic_waits[topic].behind.append(item)
-                self._behind_count += 1
+                self._behind_count += _entry_count(item)
                 continue
             try:
                 waited_ms = self._waited_ms(topic, queued_s) if self._missing_since else 0.0
@@ -360,14 +365,18 @@ class Producer(BlockingClient):
                 return
             future.observe()
 
-    def _pass(self, barrier: _Barrier) -> None:
-        """A barrier has come to the head of the queue."""
-        waits = [(topic, wait) for topic, wait in self._topic_waits.items() if barrier.topic in (None, topic)]
+    def _pass(self, item: _Barrier | _Refused | None) -> None:
+        """What is no record has come to the head of the queue."""
+        if isinstance(item, _Refused):
+            self._handle_send_error(*item, time.monotonic())
+        if not isinstance(item, _Barrier):
+            return
+        waits = [(topic, wait) for topic, wait in self._topic_waits.items() if item.topic in (None, topic)]
         for topic, wait in waits:
-            wait.behind.append(barrier.part(topic))
+            wait.behind.append(item.part(topic))
             self._behind_count += 1
         if not waits:
-            barrier.reach()
+            item.reach()
 
     def _begin_wait(
         self, waiting: Coroutine[Any, Any, Place], future: RecordFuture, topic: str, partition: int | None
@@ -443,8 +452,8 @@ class Producer(BlockingClient):
             if not wait.behind:
                 del self._topic_waits[topic]
                 return
-            self._behind_count -= 1
             item = wait.behind.popleft()
+            self._behind_count -= _entry_count(item)
             if item.__class__ is _Barrier:
                 item.reach()
                 continue
@@ -674,7 +683,7 @@ class Producer(BlockingClient):
                 item = entries.popleft()
                 if isinstance(item, _Barrier):
                     kept.append(item)
-                else:
+                elif item is not None:
                     self._fail_aborted(item[0])
         self._behind_count = 0
         for barrier in kept:
@@ -744,6 +753,12 @@ class Producer(BlockingClient):
         self._observe_all()  # the loop may have ended before it came to them
 
 
+def _entry_count(item: Any) -> int:
+    """How many entries the queue has for this one. Those behind a large record are None."""
+    value = item[3] if item.__class__ is tuple else None
+    return 1 if value is None else 1 + len(value) // _ENTRY_BYTES
+
+
 def _fixed_headers(headers: Any) -> tuple[Any, ...] | None:
     """The headers in a tuple, if each is a plain tuple, whose parts the sender cannot change."""
     if headers.__class__ is not list and headers.__class__ is not tuple:
@@ -761,5 +776,5 @@ def _fail_entries(entries: deque[Any]) -> None:
             item = entries.popleft()
         except IndexError:
             break
-        if not isinstance(item, _Barrier):
+        if isinstance(item, tuple):
             item[0].set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY))
