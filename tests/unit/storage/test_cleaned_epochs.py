@@ -12,7 +12,12 @@ import pytest
 from tests.unit.storage.batches import NOW, Logs
 from tests.unit.storage.cleaning import clean, contents
 from tests.unit.storage.test_compaction import CONFIG, keyed
-from tidelog.storage.files.checkpoints import LEADER_EPOCH_FILE, RECOVERY_POINT_FILE
+from tidelog.storage.files.checkpoints import (
+    LEADER_EPOCH_FILE,
+    RECOVERY_POINT_FILE,
+    decode_leader_epochs,
+    encode_leader_epochs,
+)
 
 
 @pytest.fixture
@@ -40,6 +45,44 @@ def test_a_scan_keeps_the_start_in_the_file(made: Logs) -> None:
     made.kill()
     scan_all(made)
     assert list(made.open(machine_ran_on=True).leader_epochs) == [(0, 0), (1, 3)]
+
+
+WHOLE = [(0, 0), (1, 2), (2, 4), (3, 6), (4, 8)]
+
+
+@pytest.mark.parametrize(
+    ("first_keys", "filed", "expected"),
+    [
+        ("ab", WHOLE, WHOLE),
+        ("az", WHOLE, WHOLE),
+        ("ab", WHOLE[:3], [(3, 0), (4, 8)]),
+        ("az", WHOLE[:3], [(0, 0), (3, 2), (4, 8)]),
+    ],
+)
+def test_a_scan_keeps_the_epochs_that_have_no_batch_left(
+    tmp_path: Path, first_keys: str, filed: list[tuple[int, int]], expected: list[tuple[int, int]]
+) -> None:
+    """The epoch before ended too late, and a follower kept what another history had there. Without the first epochs of
+    all, those of the file did not count, and a consumer in a gap took the log for truncated.
+
+    An epoch that is missing in the file begins behind the batch before.
+    """
+    made = Logs(tmp_path / "logs", CONFIG)
+    for epoch, keys in enumerate((first_keys, "cd", "ab", "cd", "ab")):
+        made.append(*(keyed((key, "1")) for key in keys), epoch=epoch)
+    made.append(keyed(("c", "1")), keyed(("e", "1")), epoch=4)
+    made.log.flush()
+    made.log.roll(NOW)
+    clean(made.log)
+    made.append(keyed(("f", "1")), epoch=4)
+    made.directory.write_checkpoints()
+    assert [offset for offset, _, _ in contents(made.log)] == [1, 7, 8, 9, 10, 11, 12][first_keys == "ab" :]
+    made.kill()
+    scan_all(made)
+    path = made.folder / LEADER_EPOCH_FILE
+    assert decode_leader_epochs(path.read_bytes()) == WHOLE
+    path.write_bytes(encode_leader_epochs(filed))
+    assert list(made.open(machine_ran_on=True).leader_epochs) == expected
 
 
 @pytest.mark.parametrize("ending", ["after a clean stop", "after a kill"])

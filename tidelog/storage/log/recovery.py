@@ -265,7 +265,7 @@ def scan_segment(
         hidden_epochs.clear()  # the file is from before a truncation where it has a higher epoch before this batch
         if leader_epoch > epochs.latest:
             earliest = segment.next_offset if position or end_before < 0 else end_before
-            epochs.assign(leader_epoch, _start_of_epoch(leader_epoch, earliest, header, filed_epochs))
+            _begin_epoch(epochs, header, earliest, filed_epochs, may_have_gaps=segment.may_have_gaps)
         completed = producers.replay(header, marker)
         if completed is not None and completed.is_abort:
             transactions.note(completed, segment.transaction_index)
@@ -279,6 +279,19 @@ def scan_segment(
     segment.damage = merged([*damage, *_doubt_scanned_epochs(edges, epochs, filed_epochs)])
     segment.trust(0, segment.size_bytes if rest is None else rest.position)
     return rest
+
+
+def _begin_epoch(
+    epochs: LeaderEpochs, header: BatchHeader, earliest: int, filed_epochs: Sequence[tuple[int, int]], *,
+    may_have_gaps: bool,
+) -> None:  # fmt: skip
+    """Note the epoch of the batch, which is its first one, and those before of which a cleaner has left no batch."""
+    leader_epoch = header.partition_leader_epoch
+    for epoch, start_offset in filed_epochs if may_have_gaps else ():
+        # A follower of another history must be cut where the epoch began.
+        if epochs.latest < epoch < leader_epoch and earliest <= start_offset <= header.base_offset:
+            epochs.assign(epoch, start_offset)
+    epochs.assign(leader_epoch, _start_of_epoch(leader_epoch, earliest, header, filed_epochs))
 
 
 def _start_of_epoch(epoch: int, next_offset: int, header: BatchHeader, filed_epochs: Sequence[tuple[int, int]]) -> int:
