@@ -5,6 +5,7 @@ A follower with a tail of another history at these offsets would keep it (KIP-10
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.unit.storage.batches import NOW, Logs
 from tests.unit.storage.cleaning import clean, contents
 from tests.unit.storage.test_compaction import CONFIG, keyed
 from tidelog.storage.files.checkpoints import (
+    CLEANED_ENDS_FILE,
     LEADER_EPOCH_FILE,
     RECOVERY_POINT_FILE,
     decode_leader_epochs,
@@ -83,6 +85,35 @@ def test_a_scan_keeps_the_epochs_that_have_no_batch_left(
     assert decode_leader_epochs(path.read_bytes()) == WHOLE
     path.write_bytes(encode_leader_epochs(filed))
     assert list(made.open(machine_ran_on=True).leader_epochs) == expected
+
+
+@pytest.mark.parametrize(("has_file", "expected"), [(True, [(0, 0), (1, 1), (2, 3)]), (False, [(0, 0), (2, 1)])])
+def test_a_scan_keeps_an_epoch_without_batches_at_the_end_of_a_segment(
+    tmp_path: Path, has_file: bool, expected: list[tuple[int, int]]
+) -> None:
+    """Kafka's cleaner leaves no batch there. Without the file the next epoch may have begun there, too."""
+    made = Logs(tmp_path / "logs", CONFIG)
+    made.append(keyed(("a", "1")))
+    made.append(keyed(("b", "1")), keyed(("c", "1")), epoch=1)
+    made.log.roll(NOW)
+    made.append(keyed(("b", "2")), keyed(("c", "2")), epoch=2)
+    made.log.flush()
+    made.log.roll(NOW)
+    made.log.set_config(replace(made.log.config, segment_bytes=100))
+    clean(made.log)
+    made.append(keyed(("d", "1")), epoch=2)
+    made.log.flush()
+    made.directory.write_checkpoints()
+    made.kill()
+    scan_all(made)
+    path = made.folder / f"{0:020d}.log"
+    path.write_bytes(path.read_bytes()[: len(keyed(("a", "1")))])
+    (made.folder / CLEANED_ENDS_FILE).unlink()
+    if not has_file:
+        (made.folder / LEADER_EPOCH_FILE).unlink()
+    log = made.open(machine_ran_on=True)
+    assert [each.base_offset for each in log.segments] == [0, 3, 5]
+    assert (list(log.leader_epochs), log.damaged_ranges()) == (expected, [])
 
 
 @pytest.mark.parametrize("ending", ["after a clean stop", "after a kill"])

@@ -188,6 +188,8 @@ class _Loader:
         self.transactions = ScannedTransactions()
         self.snapshot_offset = 0
         self.scanned_bytes = self.cut_bytes = 0
+        self.batches_end = INT64_MAX
+        """Where the batches end that were scanned so far."""
         self.now_ms, self.jitter_ms = now_ms, jitter_ms
         entries = disk.list_directory(directory)
         freed = free_names(disk, directory, entries, _is_file_name)
@@ -684,7 +686,10 @@ class _Loader:
                     self._take_snapshot()
             is_behind_damage = any(each.damage for each in segments[:index])
             self.transactions.begin_segment(self._filed_rows(segments, index), is_behind_damage=is_behind_damage)
-            tail = self._scan(segment, later, _end_before(segments, index))
+            end_before = _end_before(segments, index)
+            if index and segments[index - 1].may_end_early:
+                end_before = min(end_before, self.batches_end)
+            tail = self._scan(segment, later, end_before)
             if tail is not None:
                 segments = segments[: index + 1]
                 self._end_in_damage(segments, tail, is_scanned=True)
@@ -723,6 +728,7 @@ class _Loader:
             self.filed_epochs, end_before,
         )  # fmt: skip
         next_offset, size = segment.next_offset, segment.size_bytes
+        self.batches_end = next_offset if size else min(next_offset, self.batches_end)
         if rest is None:
             if not later and next_offset < self._end_of_checkpoints():
                 return DamagedRange(size, size, next_offset, UNKNOWN_END, "what was there is missing")
