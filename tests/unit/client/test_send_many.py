@@ -307,3 +307,26 @@ async def test_a_record_that_its_serializer_refuses_fails_those_behind_it_in_its
                 await sending.send_many("t", iter(numbered(10)))
         await sending.flush()
         assert values(cluster) == numbered(3)
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_in_a_serializer_ends_the_reading_of_an_iterator(fault: type[BaseException]) -> None:
+    """It was raised when the piece was read, which takes as long as the iterator waits for its records."""
+    read: list[int] = []
+
+    def records() -> Iterator[int]:
+        for number in range(10):
+            read.append(number)
+            yield number
+
+    def encode(value: int) -> bytes:
+        if value == 2:
+            raise fault
+        return b"%d" % value
+
+    with served(t=1) as fake, sync.Producer(bootstrap_servers=fake.bootstrap, value_serializer=encode) as sending:
+        with pytest.raises(fault):
+            sending.send_many("t", records())
+        assert read == [0, 1, 2]
+        sending.send_many("t", iter([7, 8])).result(PATIENCE_S)
+        assert values(fake)[-2:] == [b"7", b"8"]

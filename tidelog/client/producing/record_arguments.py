@@ -53,7 +53,7 @@ class RecordPieces:
     """Reads an iterator of records a piece at a time, so that one of any length costs no more memory than a piece.
 
     `copy` is called for each record before the next one is read: the iterator may change it then. Where it raises, this
-    record and those behind it in its piece are refused ones.
+    record and those behind it in its piece are refused ones. An interrupt is raised at once, as from the iterator.
     """
 
     def __init__(self, records: Iterable[Any], copy: Callable[[Any], Any]) -> None:
@@ -72,6 +72,8 @@ class RecordPieces:
             for each in self._records:
                 try:
                     record = self._copy(each) if refused is None else refused
+                except (KeyboardInterrupt, SystemExit):
+                    raise
                 except BaseException as error:  # the caller raises it at this record
                     record = refused = RefusedRecord(error)
                 piece.append(record)
