@@ -22,7 +22,7 @@ from tests.patience import PATIENCE_S, join, wait_until
 from tests.unit.client.fake_broker import SILENCE, FakeCluster, FakeNode
 from tests.unit.client.test_producer import FAST, numbered, values
 from tests.unit.client.transacting import finalize
-from tidelog.client import sync
+from tidelog.client import ProducerInterceptor, sync
 from tidelog.client.config import ProducerConfig
 from tidelog.client.model import RecordMetadata
 from tidelog.client.sync import Producer, loop_thread
@@ -523,8 +523,15 @@ def test_a_record_of_one_missing_topic_too_many_holds_those_behind_it(cluster, m
 
 
 def test_records_of_a_missing_topic_fail_where_an_interrupt_comes_before_the_close_begins(cluster, monkeypatch):
+    """The interceptors learn of each, too: they had seen it in `send`, and got no acknowledgement."""
+    acknowledged: list[Any] = []
+
+    class Noting(ProducerInterceptor):
+        def on_acknowledgement(self, metadata: Any, error: Any) -> None:
+            acknowledged.append(error)
+
     cluster.auto_create_partitions = 0
-    with producer(cluster, max_block_ms=int(PATIENCE_S * 1000)) as sending:
+    with producer(cluster, max_block_ms=int(PATIENCE_S * 1000), interceptors=[Noting()]) as sending:
         missing = [sending.send("missing", b"x") for _ in range(3)]
         wait_until(lambda: sending._behind_count == 2)
 
@@ -537,6 +544,7 @@ def test_records_of_a_missing_topic_fail_where_an_interrupt_comes_before_the_clo
         with pytest.raises(KeyboardInterrupt):
             sending.close()
         assert [type(future.exception(PATIENCE_S)) for future in missing] == [KafkaError] * 3
+    assert [type(error) for error in acknowledged] == [KafkaError] * 3
 
 
 def test_an_abort_of_a_producer_without_transactions_drops_no_record(cluster):

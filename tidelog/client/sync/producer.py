@@ -444,7 +444,7 @@ class Producer(BlockingClient):
             self._wait = None
         else:
             del self._topic_waits[topic]
-            _fail_entries(wait.behind)
+            self._fail_entries([wait.behind])
 
     def _append_behind(self, wait: _Wait, topic: str) -> None:
         """Append the records behind one that waited for metadata, up to the next one that waits."""
@@ -748,9 +748,23 @@ class Producer(BlockingClient):
             future = wait.future
             if self._is_closed and future is not None and not future.done():
                 future.set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY))
-        for entries in (*(wait.behind for wait in waits), self._queue):
-            _fail_entries(entries)
         self._observe_all()  # the loop may have ended before it came to them
+        self._fail_entries([*(wait.behind for wait in waits), self._queue])
+
+    def _fail_entries(self, queues: Iterable[deque[Any]]) -> None:
+        """Fail the records of these queues. Several threads may do this at the same time."""
+        cause = KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY)
+        count = 0
+        for entries in queues:
+            while entries:
+                try:
+                    item = entries.popleft()
+                except IndexError:
+                    break
+                if isinstance(item, tuple):
+                    item[0].set_exception(KafkaError(cause.code, cause.message))
+                    count += 1
+        self._producer.report_unsent(cause, count)  # in the end: an interceptor may raise an interrupt
 
 
 def _entry_count(item: Any) -> int:
@@ -767,14 +781,3 @@ def _fixed_headers(headers: Any) -> tuple[Any, ...] | None:
         if header.__class__ is not tuple:
             return None
     return tuple(headers)
-
-
-def _fail_entries(entries: deque[Any]) -> None:
-    """Fail the records of a queue. Several threads may do this at the same time."""
-    while entries:
-        try:
-            item = entries.popleft()
-        except IndexError:
-            break
-        if isinstance(item, tuple):
-            item[0].set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY))
