@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import logging
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence, Sized
@@ -35,6 +34,7 @@ from tidelog.client.arguments import (
     as_topic_names,
     shown,
 )
+from tidelog.client.client_logging import client_logger
 from tidelog.client.config import CLOSE_TIMEOUT_MS, ConsumerConfig
 from tidelog.client.consuming.fetcher import Fetcher
 from tidelog.client.consuming.iteration_buffer import IterationBuffer
@@ -67,7 +67,7 @@ from tidelog.protocol.messages.metadata import MetadataResponse
 if TYPE_CHECKING:
     import pyarrow as pa
 
-logger = logging.getLogger(__name__)
+logger = client_logger(__name__)
 
 _MISSING_TOPIC_ERRORS = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
 _ITERATION_POLL_MS = 60_000

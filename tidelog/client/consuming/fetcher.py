@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -21,6 +20,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tidelog.client.client_logging import client_logger
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.consuming.completed_fetch import CompletedFetch
 from tidelog.client.consuming.fetch_buffer import FetchBuffer
@@ -49,7 +49,7 @@ from tidelog.protocol.messages.fetch import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-logger = logging.getLogger(__name__)
+logger = client_logger(__name__)
 
 _RESPONSES_PER_NODE = 2
 _ANSWER_BYTES, _ANSWER_PARTITION_BYTES = 512, 128

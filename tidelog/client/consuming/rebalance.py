@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from tidelog.client.assignment.protocol import UNKNOWN_GENERATION
+from tidelog.client.client_logging import client_logger
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.consuming.fetcher import Fetcher
 from tidelog.client.consuming.subscription import Subscription
@@ -29,7 +29,7 @@ from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.outcomes import retrieve_exception, start_task
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
-logger = logging.getLogger(__name__)
+logger = client_logger(__name__)
 
 _COMMIT_ERROR_REASONS = {
     ErrorCode.ILLEGAL_GENERATION: "the group has dealt its partitions anew",

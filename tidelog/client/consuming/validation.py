@@ -9,9 +9,9 @@ must be validated is not fetched from until the leader of the newest known epoch
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from tidelog.client.client_logging import client_logger
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.consuming.fetcher import Fetcher
 from tidelog.client.consuming.subscription import PartitionState, Subscription
@@ -28,7 +28,7 @@ from tidelog.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 
-logger = logging.getLogger(__name__)
+logger = client_logger(__name__)
 
 
 class PositionValidator:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import logging
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from tidelog.client.assignment.protocol import UNKNOWN_GENERATION
+from tidelog.client.client_logging import client_logger
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.groups.consumer_member import ConsumerMember, IdPartition, Outcome, TopicSelection
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
@@ -28,7 +28,7 @@ from tidelog.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatResponse,
 )
 
-logger = logging.getLogger(__name__)
+logger = client_logger(__name__)
 
 _REGEX_VERSION = 1
 

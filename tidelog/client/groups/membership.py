@@ -10,7 +10,6 @@ member leaves, so that a stuck application does not keep its partitions.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -24,6 +23,7 @@ from tidelog.client.assignment.protocol import (
     encode_assignment,
     encode_subscription,
 )
+from tidelog.client.client_logging import client_logger
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
 from tidelog.client.groups.leave_limit import LeaveLimit
@@ -36,7 +36,7 @@ from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequ
 from tidelog.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
 from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
 
-logger = logging.getLogger(__name__)
+logger = client_logger(__name__)
 
 _JOIN_TIMEOUT_MARGIN_MS = 5_000
 _METADATA_TIMEOUT_MS = 5_000.0

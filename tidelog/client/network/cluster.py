@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
+from tidelog.client.client_logging import client_logger
 from tidelog.client.config import ClientConfig
 from tidelog.client.model import Node
 from tidelog.client.network.backoff import ExponentialBackoff
@@ -28,7 +29,7 @@ from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, F
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from tidelog.version import __version__
 
-logger = logging.getLogger(__name__)
+logger = client_logger(__name__)
 Response = TypeVar("Response", bound=Message)
 
 DATA = "data"

@@ -7,12 +7,12 @@ Invariant: it runs once, and `close` leaves no task.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
+from tidelog.client.client_logging import client_logger
 from tidelog.client.network.outcomes import start_task
 
-logger = logging.getLogger(__name__)
+logger = client_logger(__name__)
 
 
 class KernelLoading:

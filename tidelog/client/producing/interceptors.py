@@ -8,14 +8,14 @@ without a loop it leaves the call.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tidelog.client.arguments import shown
+from tidelog.client.client_logging import client_logger
 from tidelog.client.model import ProducerRecord, RecordMetadata
 
-logger = logging.getLogger(__name__)
+logger = client_logger(__name__)
 
 DeliveryCallback = Callable[[RecordMetadata | None, Exception | None], None]
 """Called with the metadata of a delivered record, or with None and the error."""

@@ -8,10 +8,10 @@ with the next `start`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tidelog.client.client_logging import client_logger
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.outcomes import start_task
@@ -25,7 +25,7 @@ from tidelog.protocol.messages.describe_producers import (
     DescribeProducersResponsePartitionResponse,
 )
 
-logger = logging.getLogger(__name__)
+logger = client_logger(__name__)
 
 Inquiry = tuple[TopicPartition, int]
 OnLogEnd = Callable[[ProducerBatch[Any] | None], None]

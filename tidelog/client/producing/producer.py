@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Sized
@@ -20,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self
 
 from tidelog.client.arguments import as_milliseconds, as_offsets, check_named_options, group_metadata_or_error
+from tidelog.client.client_logging import client_logger
 from tidelog.client.config import ProducerConfig
 from tidelog.client.metrics import ProducerMetrics
 from tidelog.client.model import (
@@ -68,7 +68,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-logger = logging.getLogger(__name__)
+logger = client_logger(__name__)
 
 _TURN_BYTES = 256 * 1024
 """`send_arrow` lets the sender send what it has encoded after so many bytes: each large batch by itself."""

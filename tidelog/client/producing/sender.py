@@ -18,6 +18,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from tidelog.client.client_logging import client_logger
 from tidelog.client.config import ProducerConfig
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
@@ -43,7 +44,7 @@ from tidelog.protocol.messages.produce import (
     TopicProduceData,
 )
 
-logger = logging.getLogger(__name__)
+logger = client_logger(__name__)
 
 Ticket = SendGroup | None
 """The call that sends the record together with others; None for one that is observed through its batch's delivery."""

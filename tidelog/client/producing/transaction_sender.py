@@ -10,11 +10,11 @@ Every change of the manager wakes the calls that wait for it.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
+from tidelog.client.client_logging import client_logger
 from tidelog.client.config import ProducerConfig
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import COORDINATOR, Cluster
@@ -49,7 +49,7 @@ from tidelog.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitResponse,
 )
 
-logger = logging.getLogger(__name__)
+logger = client_logger(__name__)
 Response = TypeVar("Response", bound=Message)
 
 TRANSACTION_VERSION = "transaction.version"

@@ -9,10 +9,10 @@ that was left so makes the transaction abortable, because its fate is not known.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 
+from tidelog.client.client_logging import client_logger
 from tidelog.client.config import ProducerConfig
 from tidelog.client.model import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from tidelog.client.producing.detached_transactions import DetachedTransaction
@@ -26,7 +26,7 @@ from tidelog.client.producing.transaction_manager import State, TransactionManag
 from tidelog.client.producing.transaction_sender import TransactionSender
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
-logger = logging.getLogger(__name__)
+logger = client_logger(__name__)
 
 _OPEN_OR_FAILED = (State.ABORTABLE_ERROR, State.FATAL_ERROR, State.IN_TRANSACTION)
 _RESTING = (State.READY, *_OPEN_OR_FAILED)

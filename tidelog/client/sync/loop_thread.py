@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import logging
 import os
 import threading
 import warnings
@@ -20,13 +19,14 @@ from sys import is_finalizing
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from tidelog.client.client_logging import client_logger, pass_on_in_this_thread
 from tidelog.client.sync.caller_thread import CallerThread
 from tidelog.client.sync.loop_call import CLOSED, CLOSED_AT_WORK, LoopCall
 from tidelog.client.sync.waiting_threads import WaitingThreads
 
 Result = TypeVar("Result")
 
-logger = logging.getLogger(__name__)
+logger = client_logger(__name__)
 
 _CANCEL_TIMEOUT_S = 5
 _ENDING = (
@@ -100,6 +100,7 @@ class LoopThread:
     def _begin(self) -> None:
         """In the new thread. It keeps no reference to the owner: that may be dropped."""
         publish, self._publish = self._publish, None
+        pass_on_in_this_thread()  # before asyncio logs the kind of the loop
         try:
             self.loop = new_loop()
             asyncio.set_event_loop(self.loop)

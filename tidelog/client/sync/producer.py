@@ -14,7 +14,6 @@ time.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
@@ -25,6 +24,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Never
 
 from tidelog.client.arguments import as_milliseconds, check_named_options, group_metadata_or_error
+from tidelog.client.client_logging import client_logger
 from tidelog.client.metrics import ProducerMetrics
 from tidelog.client.model import (
     OffsetAndMetadata,
@@ -55,7 +55,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-logger = logging.getLogger(__name__)
+logger = client_logger(__name__)
 
 _QUEUE_MAX = 4096
 """Entries. A value has one for each `_ENTRY_BYTES`, so that those in a queue are not much more than 32 MiB."""

@@ -13,16 +13,16 @@ may run between any two lines, and wait for the loop there; an interrupt leaves 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from threading import get_ident
 from typing import Any
 
+from tidelog.client.client_logging import client_logger
 from tidelog.client.producing.batch_delivery import BatchDelivery
 from tidelog.client.sync.waiting_threads import WaiterEvent, WaitingThreads
 
-logger = logging.getLogger(__name__)
+logger = client_logger(__name__)
 
 _RUNNING = "RUNNING"  # the names of concurrent.futures
 _FINISHED = "FINISHED"
