@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -181,6 +182,24 @@ def test_what_a_delivery_callback_sends_again_during_an_abort_is_no_part_of_the_
     assert len(again) == 20_000
     assert None not in {future.exception(PATIENCE_S) for future in again}
     assert cluster.transactions.committed == [b"next"]
+
+
+@pytest.mark.parametrize("has_block", [True, False])
+@pytest.mark.parametrize("transactional_id", ["tx", None])
+def test_a_begin_that_is_refused_waits_for_no_record(cluster, has_block, transactional_id, caplog):
+    caplog.set_level(logging.CRITICAL, "tidelog")
+    cluster.auto_create_partitions = 0
+    with transactional(cluster, max_block_ms=20_000, transactional_id=transactional_id) as sending:
+        sending.start()
+        if transactional_id is not None:
+            sending.begin_transaction()
+        waiting = sending.send("missing", b"x")
+        wait_until(lambda: bool(sending._topic_waits))
+        begin = sending.transaction().__enter__ if has_block else sending.begin_transaction
+        with pytest.raises(RuntimeError, match=r"is open already|has no transactions"):
+            begin()
+        assert not waiting.done()
+        sending.close(0)
 
 
 def test_an_abort_ends_a_flush_behind_the_record_that_waits_for_its_topic(cluster):

@@ -57,6 +57,11 @@ class Transactions:
         if self._manager.state is State.FATAL_ERROR:
             raise self._manager.error
 
+    @property
+    def refuses_begin(self) -> bool:
+        """Whether a begin raises: a transaction is open, or has failed."""
+        return self._manager.state in _OPEN_OR_FAILED
+
     async def begin(self, deadline: float) -> int:
         """Begin a transaction, after the end of the previous one. Returns its number.
 

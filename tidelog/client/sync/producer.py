@@ -578,10 +578,18 @@ class Producer(BlockingClient):
 
     def begin_transaction(self) -> None:
         async def begin() -> None:
-            await self._drain_queue()  # what was sent before it, by delivery callbacks too, is no part of it
+            await self._drain_before_begin()
             await self._producer.begin_transaction()
 
         self._run(begin)
+
+    async def _drain_before_begin(self) -> None:
+        """What was sent before a transaction, by delivery callbacks too, is no part of it. Where the begin raises at
+        once, this does not wait.
+        """
+        transactions = await self._producer._started_transactions()
+        if not transactions.refuses_begin:
+            await self._drain_queue()
 
     def commit_transaction(self) -> None:
         has_committed = False
@@ -642,7 +650,7 @@ class Producer(BlockingClient):
                 await scope.__aexit__(type(error), error, None)
 
         async def begin() -> None:
-            await self._drain_queue()
+            await self._drain_before_begin()
             await scope.__aenter__()
 
         try:
