@@ -186,7 +186,7 @@ def _convert(name: str, type_name: str, value: Any, rules: Mapping[str, Any]) ->
         _check_string(name, value)
     elif type_name in ("Serializer", "Deserializer") and not callable(value):
         raise ConfigError(f"{name} must be a function, not {shown(value)}")
-    return value
+    return list(value) if isinstance(value, list) else value  # the program may change its list before the client starts
 
 
 def _as_integer(name: str, value: Any) -> int:

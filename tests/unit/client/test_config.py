@@ -150,3 +150,12 @@ def test_what_is_a_long_in_kafka_may_be_as_large_as_there(kind):
 def test_the_largest_delivery_timeout_is_long_enough_for_any_request(options):
     config = ProducerConfig.from_options({"delivery.timeout.ms": 2**31 - 1, **options})
     assert config.delivery_timeout_ms == 2**31 - 1
+
+
+def test_a_list_that_the_program_changes_later_changes_no_option():
+    servers, strategies = ["127.0.0.1:9092"], ["range"]
+    config = ConsumerConfig.from_options({"bootstrap_servers": servers, "partition_assignment_strategy": strategies})
+    servers.clear()
+    strategies.append("no strategy")
+    assert config.bootstrap_addresses() == [("127.0.0.1", 9092)]
+    assert config.strategies == ["range"]
