@@ -18,9 +18,11 @@ from tests.unit.client.test_producer import FAST, numbered
 from tests.unit.client.test_transaction_offsets import Lost
 from tests.unit.client.transacting import cluster_of, story
 from tidelog.client import (
+    BatchSendError,
     ConsumerGroupMetadata,
     ProducerFenced,
     ProducerInterceptor,
+    ProducerRecord,
     TopicPartition,
     TransactionAbortable,
     TransactionAborted,
@@ -222,7 +224,12 @@ def test_an_abort_ends_a_flush_behind_the_record_that_waits_for_its_topic(cluste
 
 class Acknowledgements(ProducerInterceptor):
     def __init__(self) -> None:
+        self.sent_count = 0
         self.errors: list[Exception | None] = []
+
+    def on_send(self, topic: str, record: ProducerRecord) -> ProducerRecord:
+        self.sent_count += 1
+        return record
 
     def on_acknowledgement(self, metadata: Any, error: Exception | None) -> None:
         self.errors.append(error)
@@ -253,6 +260,25 @@ def test_two_aborts_at_once_tell_an_interceptor_once_of_a_record_that_waits(clus
             join(thread)
         assert isinstance(waiting.exception(PATIENCE_S), TransactionAborted)
     assert [type(error) for error in noting.errors] == [TransactionAborted]
+
+
+def test_records_that_an_iterator_has_given_while_another_thread_aborts_are_counted_and_acknowledged(cluster):
+    """They counted neither as written nor as failed."""
+    noting = Acknowledgements()
+
+    def records() -> Iterator[bytes]:
+        yield from numbered(300)  # a piece, and a part of the next one
+        thread = threading.Thread(target=sending.abort_transaction, daemon=True)
+        thread.start()
+        join(thread)
+        yield b"300"
+
+    with transactional(cluster, interceptors=[noting]) as sending:
+        sending.begin_transaction()
+        error = sending.send_many("t", records()).exception(PATIENCE_S)
+    assert isinstance(error, BatchSendError)
+    assert sum(written.record_count for written in error.written) + error.failed_count == 301
+    assert noting.sent_count == len(noting.errors) == 301
 
 
 def test_a_record_that_another_thread_sends_behind_a_commit_does_not_fail_it(cluster, monkeypatch):

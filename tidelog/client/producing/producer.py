@@ -403,16 +403,19 @@ class Producer:
     async def _append_pieces(self, group: SendGroup, topic: str, read: Callable[[], Awaitable[Sequence[Any]]]) -> None:
         transaction = 0 if self._manager is None else self._manager.check_open()
         while piece := await read():
-            if self._manager is not None:
-                self._manager.check_still_open(transaction)
             group.record_count += len(piece)
-            await self._append_many(group, topic, piece, self._appender.append_prepared)
+            await self._append_many(group, topic, piece, self._appender.append_prepared, transaction)
             del piece  # or it waits in memory for the next one
         group.end()
 
-    async def _append_many(self, group: SendGroup, topic: str, records: Sequence[Any], append: Any) -> None:
+    async def _append_many(
+        self, group: SendGroup, topic: str, records: Sequence[Any], append: Any, transaction: int = 0
+    ) -> None:
+        """`transaction`: the one that was open before the records were read."""
         group_ticket: Any = group
         try:
+            if self._manager is not None and transaction:
+                self._manager.check_still_open(transaction)
             for record in records:
                 if record.__class__ is bytes:  # without an object around it
                     place = append(topic, record, None, (), None, None, group_ticket)
