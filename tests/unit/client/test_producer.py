@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -480,3 +481,24 @@ async def test_a_cancelled_send_leaves_the_others_alone():
         first, second = await sending.send("t", b"1"), await sending.send("t", b"2")
         first.cancel()
         assert (await second).offset == 1
+
+
+async def test_a_loop_that_sends_small_records_lets_others_run():
+    """Before 8 batches are full, of which each has thousands of them."""
+    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
+        await sending.send_and_wait("t", b"")
+        turns: list[int] = []
+        sent_count = 0
+
+        async def note_turns() -> None:
+            while True:
+                turns.append(sent_count)
+                await asyncio.sleep(0)
+
+        others = asyncio.create_task(note_turns())
+        for _ in range(60_000):
+            await sending.send("t", b"")
+            sent_count += 1
+        others.cancel()
+        await sending.flush()
+    assert max(after - before for before, after in pairwise([0, *turns, sent_count])) < 15_000
