@@ -6,6 +6,7 @@ Needs to mount a tmpfs, so it is skipped where nobody may (containers without CA
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -168,6 +169,32 @@ def test_others_lead_what_was_on_a_full_volume(new_cluster: NewCluster, tmp_path
         assert time.monotonic() < deadline, leaders
         time.sleep(0.05)
     assert any(leader == 1 for leader in leaders.values()), "the other directory serves on"
+
+
+def test_a_full_volume_of_a_follower_holds_up_no_writes(
+    new_cluster: NewCluster, tmp_path: Path, volumes: list[Volume]
+) -> None:
+    """They waited for its replicas until `replica.lag.time.max.ms` was over, though the controller had removed them."""
+    cluster = new_cluster(3, options={"min.insync.replicas": "2", "replica.lag.time.max.ms": "60000"})
+    node = cluster.nodes[2]
+    node.stop()
+    node.options["log.dirs"] = f"{node.options.get('log.dirs', node.data_directory)},{volumes[0].path}"
+    node.options["metadata.log.dir"] = str(node.data_directory).partition(",")[0]
+    node.start()
+    partitions = range(12)
+    placed = {number: [1 + (number + other) % 3 for other in range(3)] for number in partitions}
+    asyncio.run(create(cluster.bootstrap_servers, NewTopic("t", replica_assignments=placed)))
+
+    async def send_before_and_after() -> None:
+        options = {"request_timeout_ms": 20_000, "delivery_timeout_ms": 30_000}
+        async with Producer(bootstrap_servers=cluster.bootstrap_servers, **options) as producer:
+            for number in partitions:
+                await producer.send_and_wait("t", b"before", partition=number)
+            (volumes[0].path / "other").write_bytes(bytes(shutil.disk_usage(volumes[0].path).free - 10_000))
+            await asyncio.gather(*[await producer.send("t", VALUE, partition=number) for number in partitions])
+
+    asyncio.run(send_before_and_after())
+    assert "replicas in" in node.output_tail(), "its volume was not full"
 
 
 async def _send_all(bootstrap: str, topic: str, count: int) -> list[int]:
