@@ -351,6 +351,38 @@ def test_what_came_before_the_leader_changed_is_told_when_the_device_has_it(led_
     assert {node.marks for node in cluster.nodes.values()} == {(1, 1)}
 
 
+@pytest.mark.parametrize("records_between", [1, 3])
+def test_a_partition_that_waits_for_its_device_does_not_hold_up_the_others_of_its_leader(records_between: int) -> None:
+    """Its follower had no fetch open meanwhile: each produce to the others, also in another directory, took a sync."""
+    cluster = Replicas(2)
+    cluster.configure(flush_messages="1")
+    cluster.add_topic(b"M" * 16, "many", 1)
+    for node in cluster.nodes.values():
+        node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"M" * 16: {0}}))
+    cluster.loop.run_for(100)
+    (other,) = (each for each in cluster.nodes[1].partitions.hosted() if each.topic == "many")
+    record = encode_batch([Record(0, 0, None, b"x")])
+
+    def produce_to_the_other() -> None:
+        cluster.nodes[1].partitions.append(other, memoryview(bytearray(record)), 0, -1)
+        cluster.loop.run_for(30)
+
+    produce_to_the_other()  # the first record of a new log waits for the device
+    for _ in range(2):
+        cluster.loop.device_waits = True
+        sent = cluster.nodes[1].produce(b"a")
+        cluster.loop.settle()
+        for _ in range(records_between):
+            produce_to_the_other()
+            assert other.log.high_watermark == other.log.log_end_offset
+        assert sent.code is None
+        cluster.loop.device_waits = False
+        while cluster.loop.waiting:
+            cluster.loop.waiting.pop(0)()
+        cluster.loop.settle()
+        assert sent.code == 0
+
+
 def test_the_last_fetch_of_a_partition_that_moves_away_is_answered_at_once() -> None:
     cluster = Replicas(2)
     cluster.loop.run_for(1)
