@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import select
 import sys
 import time
 from dataclasses import dataclass
@@ -308,7 +309,7 @@ class _Reading:
             left = _POLL_RECORDS if most is None else min(_POLL_RECORDS, most - self.count)
             batches = await consumer.poll(timeout_ms=_POLL_MS, max_records=left)
             if batches:
-                self._print(batches, render)
+                await self._print(batches, render)
                 last = loop.time()
             elif selection.group is not None and not consumer.assignment() and last < started + _JOIN_MS / 1000:
                 last = loop.time()
@@ -348,15 +349,21 @@ class _Reading:
                 self.unread[partition] = outcome
         return len(self.unread) < len(silent)
 
-    def _print(self, batches: dict[TopicPartition, list[ConsumerRecord]], render: Render) -> None:
+    async def _print(self, batches: dict[TopicPartition, list[ConsumerRecord]], render: Render) -> None:
         """Write the records. A group commits as read only what was written: the others come again."""
+        lines: list[bytes] = []
+        size_bytes = 0
         try:
             for partition, records in batches.items():
                 for record in records:
                     if self._is_wanted(partition, record.offset, record.timestamp_ms):
-                        sys.stdout.buffer.write(render(record))
+                        lines.append(render(record))
+                        size_bytes += len(lines[-1])
                         self.count += 1
-            sys.stdout.buffer.flush()
+                    if size_bytes >= select.PIPE_BUF:
+                        await _write(b"".join(lines))
+                        lines, size_bytes = [], 0
+            await _write(b"".join(lines))
         except OSError as error:
             for partition, records in batches.items():
                 self._consumer.seek(partition, records[0].offset)
@@ -383,3 +390,30 @@ class _Reading:
         if self._waits_for_time and len(self._stops) < len(consumer.assignment()):
             return False
         return all([await consumer.position(partition) >= stop for partition, stop in self._stops.items()])
+
+
+async def _write(data: bytes) -> None:
+    """Write to standard output, a piece at a time that a pipe takes at once."""
+    for start in range(0, len(data), select.PIPE_BUF):
+        await _output_is_writable()
+        sys.stdout.buffer.write(data[start : start + select.PIPE_BUF])
+        sys.stdout.buffer.flush()
+
+
+async def _output_is_writable() -> None:
+    """Wait for a slow reader, as a pager is, on the loop: a group hears of its member meanwhile."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except OSError:  # no file: what captures the output
+        return
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    if poll.poll(0):
+        return
+    loop = asyncio.get_running_loop()
+    writable = asyncio.Event()
+    loop.add_writer(descriptor, writable.set)
+    try:
+        await writable.wait()
+    finally:
+        loop.remove_writer(descriptor)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import pytest
 
 from tests.patience import PATIENCE_S, join
 from tidelog import EmbeddedBroker
+from tidelog.cli import consume
 from tidelog.cli.main import main
 from tidelog.testing.ports import free_port
 
@@ -469,3 +472,37 @@ def test_a_value_that_no_request_can_have_is_a_wrong_use(cli: Cli, words: tuple[
     status, out, error = cli(*words)
     assert (status, out) == (2, b"")
     assert text in error.splitlines()[-1]
+
+
+def test_consume_waits_for_a_slow_reader_on_its_loop(monkeypatch: pytest.MonkeyPatch):
+    """A group hears of its member meanwhile: otherwise it loses its partitions, and prints their records again."""
+    reading, writing = os.pipe()
+    others_ran = threading.Event()
+    received: list[bytes] = []
+    waited: list[bool] = []
+
+    def read() -> None:
+        waited.append(others_ran.wait(PATIENCE_S))
+        with open(reading, "rb") as pipe:
+            received.append(pipe.read())
+
+    async def write(data: bytes) -> None:
+        writer = asyncio.create_task(consume._write(data))
+        while not writer.done() and _is_writable(writing):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        others_ran.set()
+        await writer
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    data = os.urandom(1_000_000)
+    with open(writing, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        asyncio.run(write(data))
+    join(reader)
+    assert received == [data]
+    assert waited == [True]
+
+
+def _is_writable(descriptor: int) -> bool:
+    return bool(select.select([], [descriptor], [], 0)[1])
