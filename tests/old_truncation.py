@@ -23,8 +23,9 @@ def truncate_by_high_watermark(patch: Any) -> None:
     def old_one(template: Any, *values: Any) -> Any:
         return one(template, *values[:-2], -1, values[-1])
 
-    def old_many(template: Any, session_id: int, session_epoch: int, asked: Any, forgotten: Any) -> Any:
-        return many(template, session_id, session_epoch, [(*each[:-2], -1, each[-1]) for each in asked], forgotten)
+    def old_many(template: Any, session_id: int, session_epoch: int, asked: Any, forgotten: Any, **wait: Any) -> Any:
+        without_epochs = [(*each[:-2], -1, each[-1]) for each in asked]
+        return many(template, session_id, session_epoch, without_epochs, forgotten, **wait)
 
     patch.setattr(ReplicaFetchers, "follow", old_follow)
     patch.setattr(RequestTemplate, "one", old_one)

@@ -22,6 +22,8 @@ VERSION = 18
 # An answer with records up to this size is of one piece: it is copied for every follower, and never read twice.
 INLINE_BYTES_MAX = 32 * 1024
 
+UNLIMITED_WAIT_MS = 2**31 - 1
+
 # As many as the compiled decoder takes; a request with more is left to it, which says what is wrong.
 PARTITIONS_ASKED_MAX = REQUEST_BUDGET // ELEMENT_COST
 
@@ -119,9 +121,12 @@ class RequestTemplate:
         session_epoch: int,
         partitions: Iterable[tuple[bytes, int, int, int, int, int]],
         forgotten: Iterable[tuple[bytes, int]] = (),
+        *,
+        wait_ms_max: int = UNLIMITED_WAIT_MS,
     ) -> bytearray:
         """Any number; each as in `one`, from topic id to log start. `forgotten`: (topic id, index)."""
-        out = bytearray(_REQUEST_HEAD.pack(*self._head, session_id, session_epoch))
+        max_wait_ms = min(self._head[0], wait_ms_max)
+        out = bytearray(_REQUEST_HEAD.pack(max_wait_ms, *self._head[1:], session_id, session_epoch))
         by_topic: dict[bytes, list[tuple[bytes, int, int, int, int, int]]] = {}
         for entry in partitions:
             by_topic.setdefault(entry[0], []).append(entry)

@@ -17,7 +17,13 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
-from tidelog.protocol.hot_replication import VERSION, decode_fetched, decode_one_fetched, partition_answered
+from tidelog.protocol.hot_replication import (
+    UNLIMITED_WAIT_MS,
+    VERSION,
+    decode_fetched,
+    decode_one_fetched,
+    partition_answered,
+)
 from tidelog.replication.backoff import Backoff, pause_ms
 from tidelog.replication.followed_partition import NOT_REQUESTED, FollowedPartition, Key
 from tidelog.replication.follower import (
@@ -52,6 +58,8 @@ OPEN_MAX: Final = 2
 # How long the fetch for the other partitions waits for the records of one to be on the device: most syncs take less,
 # and then one request has them all.
 HELD_S: Final = 0.005
+# How long a fetch may wait for records meanwhile: a leader of Kafka's reads the next request of a connection after it.
+WAIT_MS_MAX_WHILE_HELD: Final = 10
 # Throttled partitions that continue together when the rate allows more: their records fill an answer. And how long they
 # have for it before the next ones continue.
 RESUMED_AT_ONCE: Final = 2
@@ -275,7 +283,7 @@ class ReplicaFetcher:
             self._set_aside(followed)
         changed = self._changed
         self._requests_sent += 1
-        if len(changed) == 1 and not self._forgotten and self._session_epoch:
+        if len(changed) == 1 and not self._forgotten and not self._held and self._session_epoch:
             (followed,) = changed
             log = followed.log
             offset = log.log_end_offset
@@ -328,7 +336,8 @@ class ReplicaFetcher:
             followed.request_number, followed.requested_offset, followed.in_session = self._requests_sent, offset, True
         forgotten = list(self._forgotten) if self._session_epoch else []
         self._forgotten.clear()
-        return self._template.many(self._session_id, self._session_epoch, entries, forgotten)
+        wait_ms_max = WAIT_MS_MAX_WHILE_HELD if self._held else UNLIMITED_WAIT_MS
+        return self._template.many(self._session_id, self._session_epoch, entries, forgotten, wait_ms_max=wait_ms_max)
 
     def _connect(self) -> Link | None:
         endpoint = self._fetchers.endpoint_of(self.leader_id)

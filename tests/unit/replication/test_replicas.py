@@ -383,6 +383,42 @@ def test_a_partition_that_waits_for_its_device_does_not_hold_up_the_others_of_it
         assert sent.code == 0
 
 
+@pytest.mark.parametrize("written_meanwhile", [False, True])
+def test_the_fetches_during_a_slow_sync_wait_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch, written_meanwhile: bool
+) -> None:
+    """Kafka's leader reads the request behind them when it has answered them. Each acks=all produce took 500 ms."""
+    cluster = Replicas(2)
+    request, waits_ms = FakeLink.request, list[int]()
+
+    def noting(link: FakeLink, api_key: int, version: int, body: bytes, on_response: OnResponse) -> None:
+        waits_ms.append(int.from_bytes(body[:4], "big"))
+        request(link, api_key, version, body, on_response)
+
+    monkeypatch.setattr(FakeLink, "request", noting)
+    cluster.configure(flush_messages="1")
+    cluster.add_topic(b"M" * 16, "many", 1)
+    for node in cluster.nodes.values():
+        node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"M" * 16: {0}}))
+    cluster.loop.run_for(100)
+    (other,) = (each for each in cluster.nodes[1].partitions.hosted() if each.topic == "many")
+    cluster.loop.device_waits = True
+    sent = cluster.nodes[1].produce(b"a")
+    cluster.loop.settle()
+    waits_ms.clear()
+    if written_meanwhile:
+        cluster.nodes[1].partitions.append(other, memoryview(encode_batch([Record(0, 0, None, b"x")])), 0, -1)
+    cluster.loop.run_for(30)
+    assert set(waits_ms) == {10}
+    waits_ms.clear()
+    cluster.loop.device_waits = False
+    while cluster.loop.waiting:
+        cluster.loop.waiting.pop(0)()
+    cluster.loop.settle()
+    assert sent.code == 0
+    assert waits_ms[-1] == 500
+
+
 def test_the_last_fetch_of_a_partition_that_moves_away_is_answered_at_once() -> None:
     cluster = Replicas(2)
     cluster.loop.run_for(1)
