@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.replication.clusters import apply, cluster_state
+from tests.unit.replication.clusters import apply, cluster_state, directory_id
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.alter_partition import (
     AlterPartitionRequest,
@@ -167,6 +167,20 @@ def test_a_broker_that_is_fenced_or_leaving_cannot_be_in_sync(state, change):
     ask(state, {1: 101, 3: 103})
     apply(state, [BrokerRegistrationChangeRecord(broker_id=2, broker_epoch=102, **change)])
     assert ask(state, {1: 101, 2: 102, 3: 103}).error_code == ErrorCode.INELIGIBLE_REPLICA
+
+
+def test_a_replica_whose_log_directory_has_failed_does_not_join(state):
+    """Its leader may not know yet. A write waited for it up to `replica.lag.time.max.ms`, or longer."""
+    ask(state, {1: 101, 2: 102})
+    apply(state, [BrokerRegistrationChangeRecord(broker_id=3, broker_epoch=103, log_dirs=[directory_id(3, 1)])])
+    assert ask(state, {1: 101, 2: 102, 3: 103}).error_code == ErrorCode.INELIGIBLE_REPLICA
+    assert part(state).isr == (1, 2)
+
+
+def test_a_member_whose_log_directory_has_failed_keeps_no_other_from_leaving(state):
+    apply(state, [BrokerRegistrationChangeRecord(broker_id=3, broker_epoch=103, log_dirs=[directory_id(3, 1)])])
+    assert ask(state, {1: 101, 3: 103}).error_code == ErrorCode.NONE
+    assert part(state).isr == (1, 3)
 
 
 def test_the_former_leader_is_told_so(state):

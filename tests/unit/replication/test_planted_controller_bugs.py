@@ -100,7 +100,9 @@ def without_broker_epoch(state, monkeypatch):
 
 def without_member_epochs(state, monkeypatch):
     monkeypatch.setattr(
-        isr_alterations, "_is_eligible", lambda state, member: state.image.brokers[member.broker_id].is_active
+        isr_alterations,
+        "_is_eligible",
+        lambda state, partition, member: state.image.brokers[member.broker_id].is_active,
     )
 
 

@@ -3,10 +3,11 @@
 Invariant: a proposal changes a partition only if three epochs are current: the broker epoch (the
 registered incarnation), the leader epoch (the broker still leads) and the partition epoch (the
 leader knows all earlier changes). The order of the checks and the error codes are those of Kafka's
-`ReplicationControlManager.alterPartition` (KIP-497, KIP-841, KIP-903), with one addition: a leader
-that leaves itself out of the ISR resigns. Another replica is elected as if the leader had died;
-if no other replica may lead, nothing changes and the answer is INELIGIBLE_REPLICA. And a leader that
-proposes the ISR as it is says that it has read its log, for a reassignment that removes replicas.
+`ReplicationControlManager.alterPartition` (KIP-497, KIP-841, KIP-903), with three additions. A
+replica whose log directory has failed does not join. A leader that leaves itself out of the ISR
+resigns: another replica is elected as if the leader had died; if no other replica may lead, nothing
+changes and the answer is INELIGIBLE_REPLICA. And a leader that proposes the ISR as it is says that
+it has read its log, for a reassignment that removes replicas.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def _problem(
     members = [member.broker_id for member in isr]
     if not _is_valid_isr(partition, members, partition_data.leader_recovery_state):
         return ErrorCode.INVALID_REQUEST
-    if not all(_is_eligible(state, member) for member in isr):
+    if not all(_is_eligible(state, partition, member) for member in isr):
         return ErrorCode.INELIGIBLE_REPLICA
     return ErrorCode.NONE
 
@@ -182,7 +183,11 @@ def _is_valid_isr(partition: PartitionImage, members: list[int], recovery_state:
     return partition.leader in distinct_ids or distinct_ids == set(partition.isr) - {partition.leader}
 
 
-def _is_eligible(state: ControllerState, member: BrokerState) -> bool:
-    """Whether the broker is active in the stated epoch; -1 stands for any epoch."""
+def _is_eligible(state: ControllerState, partition: PartitionImage, member: BrokerState) -> bool:
+    """Whether the broker is active in the stated epoch (-1 stands for any epoch), and the log directory of a replica
+    that joins has not failed. The leader may propose it before it hears of the failure.
+    """
     broker = state.image.brokers.get(member.broker_id)
-    return broker is not None and broker.is_active and member.broker_epoch in (-1, broker.epoch)
+    if broker is None or not broker.is_active or member.broker_epoch not in (-1, broker.epoch):
+        return False
+    return member.broker_id in partition.isr or not broker.has_lost(partition.directory_of(member.broker_id))
