@@ -55,6 +55,10 @@ IDLE_STEPS_MAX = 100
 REPLAYED_PER_TURN = 500
 # The pause of a load while a thread reads the next chunk.
 CHUNK_RETRY_MS = 2
+# A timer that is so late shows that the process stood still, as in a paused virtual machine. What clients and the
+# controller have sent meanwhile is read before the deadlines count: heartbeats, or news that another node leads now.
+LATE_MS = 500
+CATCH_UP_MS = 1_000
 # Refusals of one producer's append, which say nothing about the partition.
 PRODUCER_ERRORS = frozenset(
     (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TXN_STATE, ErrorCode.TRANSACTION_COORDINATOR_FENCED)
@@ -101,6 +105,7 @@ class _Shard(Generic[C]):
         self.parked_requests: dict[int, tuple[Deferred, Callable[[Any], Any] | None]] = {}
         self.timer: TimerHandle | None = None
         self.timer_due_ms = 0
+        self.is_catching_up = False  # the timer was late and waits for CATCH_UP_MS
         self.append_error: ErrorCode | None = None
         self.operations_after_load: list[Callable[[C, int, Now], Outcome]] = []
 
@@ -510,8 +515,13 @@ class CoordinatorRuntime(Generic[C]):
         shard.timer = self._ports.call_later(delay_ms, lambda: self._on_due(shard))
 
     def _on_due(self, shard: _Shard[C]) -> None:
+        is_late = not shard.is_catching_up and self._ports.now_ms() - shard.timer_due_ms > LATE_MS
         shard.timer_due_ms = 0  # no other timer meanwhile
-        self._step(lambda: self._on_timer(shard))
+        shard.is_catching_up = is_late
+        if is_late:
+            shard.timer = self._ports.call_later(CATCH_UP_MS, lambda: self._on_due(shard))
+        else:
+            self._step(lambda: self._on_timer(shard))
 
     def _step(self, step: Callable[[], bool]) -> None:
         """Take the step now if none was taken in this turn of the loop, otherwise after those that wait.

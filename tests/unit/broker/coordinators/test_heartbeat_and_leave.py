@@ -18,6 +18,30 @@ def test_heartbeats_keep_a_member_alive_and_silence_ends_it():
     assert world.join(member=alive).response.generation_id == 2
 
 
+def test_a_node_that_stood_still_reads_what_its_members_sent_before_their_sessions_end():
+    """Heartbeats waited in its sockets, and all members were expelled. Where another node led meanwhile, a static
+    member joined the old coordinator anew, and the new one fenced it for good.
+    """
+    world = World()
+    alive, silent = world.stable(size=2, session_ms=10_000)
+    world.ports.time_ms += 15_000
+    world.advance(0)
+    assert world.heartbeat(member=alive).error == E.NONE
+    world.advance(1_000)
+    assert world.heartbeat(member=alive).error == E.REBALANCE_IN_PROGRESS
+    assert world.heartbeat(member=silent).error == E.UNKNOWN_MEMBER_ID
+
+
+def test_sessions_end_also_on_a_node_that_stands_still_again_and_again():
+    world = World()
+    (silent,) = world.stable(session_ms=10_000)
+    world.ports.time_ms += 15_000
+    world.advance(0)
+    world.ports.time_ms += 15_000
+    world.advance(0)
+    assert world.heartbeat(member=silent).error == E.UNKNOWN_MEMBER_ID
+
+
 def test_a_heartbeat_says_what_is_wrong():
     world = World()
     (member,) = world.stable()

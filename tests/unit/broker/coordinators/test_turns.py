@@ -13,6 +13,7 @@ import pytest
 from tests.unit.broker.coordinators.fakes import FakePorts, Reply, World, context
 from tests.unit.broker.coordinators.test_runtime import Tape
 from tests.unit.broker.coordinators.transaction_world import T0, TransactionWorld
+from tidelog.broker.coordinators import runtime
 from tidelog.broker.coordinators.group import coordinator
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.rebalance import TimerKey
@@ -31,6 +32,11 @@ PARTITIONS = 20
 HOUR_MS = 3_600_000
 RECORDS_PER_TURN = 600
 ABORTS_PER_TURN = 50
+
+
+@pytest.fixture(autouse=True)
+def _a_jump_of_the_time_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "LATE_MS", 10 * HOUR_MS)
 
 
 def world_with_offsets(retention_ms: int = -1) -> World:
