@@ -86,23 +86,24 @@ def test_the_first_segment_of_all_has_no_snapshot_of_producers(logs: MakeLogs, p
     assert (log.log_start_offset, log.damaged_ranges()) == (2, [])
 
 
-@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize(("deleted_count", "count"), [(2, 0), (2, 1), (1, 0), (1, 1)])
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_the_last_records_of_a_deleted_segment_may_have_been_removed_by_a_cleaner(
-    logs: MakeLogs, count: int, is_killed: bool
+    logs: MakeLogs, deleted_count: int, count: int, is_killed: bool
 ) -> None:
     """Kafka's leaves no batch without records there. The segment did not reach the first one, and counted as lost: by
     a start after a loss of power, which Kafka's log cannot tell from a kill, with all that was behind it.
     """
-    made = made_by_kafka(logs, 2, cleanup_policy=frozenset({"compact", "delete"}))
-    last = made.folder / f"{2:020d}.log.deleted"
+    made = made_by_kafka(logs, deleted_count, cleanup_policy=frozenset({"compact", "delete"}))
+    first = deleted_count * PER_SEGMENT
+    last = made.folder / f"{first - PER_SEGMENT:020d}.log.deleted"
     last.write_bytes(last.read_bytes()[: count * len(record(2))])
     if is_killed:
         for name in (".kafka_cleanshutdown", "recovery-point-offset-checkpoint"):
             (made.path / name).unlink()
     log = made.open()
-    assert (log.log_start_offset, log.damaged_ranges()) == (4, [])
-    assert offsets_of(records_of(log)) == list(range(4, COUNT))
+    assert (log.log_start_offset, log.damaged_ranges()) == (first, [])
+    assert offsets_of(records_of(log)) == list(range(first, COUNT))
 
 
 def test_a_kill_between_the_renames_of_a_segment_changes_nothing(logs: MakeLogs) -> None:
@@ -118,6 +119,11 @@ WITH_INDEXES = {
     "a segment behind those that the leader epochs lack": 4, "a segment behind a truncation to a higher offset": 6,
 }  # fmt: skip
 """Cases in which a segment of a cleaned log is lost with its indexes: the offset with which the leader epochs begin."""
+CLEANED = (
+    "a cleaned segment", "a segment behind a cleaned one", "all but a time index",
+    "a deleted segment that reaches into the first one",
+)  # fmt: skip
+"""Other cases of a cleaned log."""
 
 
 @pytest.mark.parametrize(
@@ -127,10 +133,12 @@ WITH_INDEXES = {
         "an unfinished cleaning", "an unfinished emptying", "a cleaned segment", "a segment behind a cleaned one",
         "a segment with the name of one that was truncated", "a segment behind those that the leader epochs lack",
         "a segment behind a truncation to a higher offset", "a log that is not Kafka's any more",
+        "a segment before the deleted ones", "a segment with its indexes", "all but a time index",
+        "a deleted segment that reaches into the first one", "a log without a topic id",
     ],
 )  # fmt: skip
 def test_a_lost_segment_is_damage_whatever_was_deleted_before(logs: MakeLogs, case: str) -> None:
-    is_cleaned = case in ("a cleaned segment", "a segment behind a cleaned one") or case in WITH_INDEXES
+    is_cleaned = case in CLEANED or case in WITH_INDEXES
     policy = frozenset({"compact", "delete"}) if is_cleaned else frozenset({"delete"})
     start = 4 if case == "a truncation to a higher offset" else WITH_INDEXES.get(case, 0)
     filed = b"0\n1\n2 %d\n" % start
@@ -148,6 +156,15 @@ def test_a_lost_segment_is_damage_whatever_was_deleted_before(logs: MakeLogs, ca
             path.unlink()
     elif case == "a log that is not Kafka's any more":
         (made.folder / "partition.metadata").write_bytes(encode_partition_metadata(TOPIC_ID))
+    elif case in ("a segment before the deleted ones", "a segment with its indexes", "all but a time index"):
+        left = made.folder / f"{4:020d}.timeindex"
+        for path in made.folder.glob(f"{0 if 'before' in case else 4:020d}.*"):
+            if case != "all but a time index" or path != left:
+                path.unlink()
+    elif case == "a deleted segment that reaches into the first one":
+        last.write_bytes(last.read_bytes() + (made.folder / f"{4:020d}.log").read_bytes())
+    elif case == "a log without a topic id":
+        (made.folder / "partition.metadata").unlink()
     elif case == "a damaged deleted segment":
         data = bytearray(last.read_bytes())
         data[8:12] = bytes(4)
