@@ -179,6 +179,31 @@ def test_the_blocking_producer_has_both(blocking_cluster: FakeCluster) -> None:
     assert values(blocking_cluster) == [b"0!", b"1!", b"2!"]
 
 
+def test_a_record_of_the_blocking_producer_that_an_interrupt_stops_is_acknowledged(
+    blocking_cluster: FakeCluster,
+) -> None:
+    """Its serializer is interrupted, after the interceptors have seen it. Without headers it has an empty tuple."""
+    noting = Noting()
+    headers: list[Any] = []
+
+    class NotingHeaders(ProducerInterceptor):
+        def on_send(self, topic: str, record: ProducerRecord) -> ProducerRecord:
+            headers.append(record.headers)
+            return record
+
+    def encode(value: Any) -> bytes:
+        raise KeyboardInterrupt
+
+    with blocking_producer(
+        blocking_cluster, interceptors=[NotingHeaders(), noting], value_serializer=encode
+    ) as sending:
+        with pytest.raises(KeyboardInterrupt):
+            sending.send("t", b"x", headers=None)
+        sending.flush()
+    assert headers == [()]
+    assert len(noting.acknowledged) == 1
+
+
 def test_the_blocking_producer_asks_in_the_thread_that_sends(blocking_cluster: FakeCluster) -> None:
     """Before serializers, which run there, too: the sender may change its value after the call."""
     threads: list[Any] = []

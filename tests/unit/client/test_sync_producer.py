@@ -81,6 +81,33 @@ def test_a_record_is_sent_as_it_was_in_the_call(cluster, has_serializer):
     ]
 
 
+@pytest.mark.parametrize("changed", ["key", "list of headers", "header"])
+def test_a_part_of_a_record_is_sent_as_it_was_in_the_call(cluster, changed):
+    """Its value is bytes, which need no copy."""
+    records: list[tuple[bytes | None, Any]] = []
+    with producer(cluster) as sending:
+        sending.send_and_wait("t", b"first")
+        key, headers = bytearray(b"k"), [("h", b"0"), ("i", None)]
+        header: Any = ["h", b"0"]
+        goes_on = threading.Event()
+        sending._call_on_loop(lambda: goes_on.wait(PATIENCE_S))
+        if changed == "key":
+            sending.send("t", b"x", key, headers=headers)
+            key[:] = b"-"
+        elif changed == "header":
+            sending.send("t", b"x", b"k", headers=[header, headers[1]])
+            header[1] = b"-"
+        else:
+            sending.send("t", b"x", b"k", headers=headers)
+            headers.pop()
+        goes_on.set()
+    with sync.Consumer("t", bootstrap_servers=cluster.bootstrap, auto_offset_reset="earliest") as reading:
+        while len(records) < 2:
+            for batch in reading.poll(PATIENCE_S * 1000).values():
+                records += [(each.key, each.headers) for each in batch]
+    assert records == [(None, ()), (b"k", (("h", b"0"), ("i", None)))]
+
+
 def test_a_record_goes_with_times_as_long_as_they_can_be(cluster):
     """Timers of event loops and locks have limits of their own."""
     times = [each.name for each in fields(ProducerConfig) if each.metadata.get("bounds", (0, 0))[1] == 2**63 - 1]

@@ -137,6 +137,20 @@ def test_an_abort_drops_the_record_that_waits_for_its_topic(cluster):
     assert cluster.transactions.committed == [b"next"]
 
 
+def test_an_abort_drops_large_records_that_the_loop_has_not_taken(cluster):
+    """They take more than one entry in the queue."""
+    with transactional(cluster) as sending:
+        sending.begin_transaction()
+        sending._is_draining = True  # the loop comes to the queue later
+        dropped = [sending.send("t", bytes(100_000), partition=0) for _ in range(2)]
+        sending.abort_transaction()
+        for future in dropped:
+            assert isinstance(future.exception(PATIENCE_S), TransactionAborted)
+        with sending.transaction():
+            sending.send("t", b"next", partition=0)
+    assert cluster.transactions.committed == [b"next"]
+
+
 def test_an_abort_ends_though_a_delivery_callback_sends_what_it_drops_again(cluster):
     """The loop dropped these records too, without end: neither the abort nor any other call returned."""
     cluster.auto_create_partitions = 0
