@@ -87,6 +87,27 @@ def test_a_scan_keeps_the_epochs_that_have_no_batch_left(
     assert list(made.open(machine_ran_on=True).leader_epochs) == expected
 
 
+@pytest.mark.parametrize("filed", [[(1, 3), (4, 4)], [(2, 0), (3, 1), (4, 4)]])
+def test_a_scan_takes_no_epoch_from_the_file_that_began_before_the_end_of_the_last_batch(
+    tmp_path: Path, filed: list[tuple[int, int]]
+) -> None:
+    """Nor one that is older than this batch. Such a file is of another history, as from before a truncation."""
+    made = Logs(tmp_path / "logs", CONFIG)
+    made.append(keyed(("a", "1"), ("f", "1")), epoch=2)
+    made.append(keyed(("b", "1")), keyed(("c", "1")), epoch=3)
+    made.append(keyed(("b", "2")), keyed(("c", "2")), epoch=4)
+    made.log.flush()
+    made.log.roll(NOW)
+    clean(made.log)
+    made.append(keyed(("d", "1")), epoch=4)
+    made.directory.write_checkpoints()
+    assert [offset for offset, _, _ in contents(made.log)] == [0, 1, 4, 5, 6]
+    made.kill()
+    scan_all(made)
+    (made.folder / LEADER_EPOCH_FILE).write_bytes(encode_leader_epochs(filed))
+    assert list(made.open(machine_ran_on=True).leader_epochs) == [(2, 0), (4, 4)]
+
+
 @pytest.mark.parametrize(("has_file", "expected"), [(True, [(0, 0), (1, 1), (2, 3)]), (False, [(0, 0), (2, 1)])])
 def test_a_scan_keeps_an_epoch_without_batches_at_the_end_of_a_segment(
     tmp_path: Path, has_file: bool, expected: list[tuple[int, int]]
