@@ -105,6 +105,7 @@ class _Shard(Generic[C]):
         self.parked_requests: dict[int, tuple[Deferred, Callable[[Any], Any] | None]] = {}
         self.timer: TimerHandle | None = None
         self.timer_due_ms = 0
+        self.timer_at_ms = 0  # when it is to run: deadlines that are overdue already make no timer late
         self.is_catching_up = False  # the timer was late and waits for CATCH_UP_MS
         self.append_error: ErrorCode | None = None
         self.operations_after_load: list[Callable[[C, int, Now], Outcome]] = []
@@ -511,11 +512,12 @@ class CoordinatorRuntime(Generic[C]):
         if shard.timer is not None:
             shard.timer.cancel()
         shard.timer_due_ms = due_ms
-        delay_ms = max(due_ms - self._ports.now_ms(), 0)
-        shard.timer = self._ports.call_later(delay_ms, lambda: self._on_due(shard))
+        now_ms = self._ports.now_ms()
+        shard.timer_at_ms = max(due_ms, now_ms)
+        shard.timer = self._ports.call_later(shard.timer_at_ms - now_ms, lambda: self._on_due(shard))
 
     def _on_due(self, shard: _Shard[C]) -> None:
-        is_late = not shard.is_catching_up and self._ports.now_ms() - shard.timer_due_ms > LATE_MS
+        is_late = not shard.is_catching_up and self._ports.now_ms() - shard.timer_at_ms > LATE_MS
         shard.timer_due_ms = 0  # no other timer meanwhile
         shard.is_catching_up = is_late
         if is_late:

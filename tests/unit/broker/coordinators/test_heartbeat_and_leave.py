@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from tests.unit.broker.coordinators.fakes import World
+from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.states import GroupState
 from tidelog.protocol.errors import ErrorCode
 
@@ -40,6 +41,16 @@ def test_sessions_end_also_on_a_node_that_stands_still_again_and_again():
     world.ports.time_ms += 15_000
     world.advance(0)
     assert world.heartbeat(member=silent).error == E.UNKNOWN_MEMBER_ID
+
+
+def test_a_node_that_stood_still_ends_the_sessions_of_many_members_at_once():
+    """Each fifty of them waited for a second more, and so did all other deadlines of their partition."""
+    world = World(GroupCoordinatorConfig(group_initial_rebalance_delay_ms=0))
+    for number in range(200):
+        world.stable(f"g{number}", session_ms=10_000)
+    world.ports.time_ms += 15_000
+    world.advance(1_010)
+    assert not any(group.members for group in world.coordinator().groups.values())
 
 
 def test_a_heartbeat_says_what_is_wrong():
