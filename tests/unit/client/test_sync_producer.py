@@ -485,6 +485,41 @@ def test_large_records_fill_the_queue_by_their_size(cluster, monkeypatch, as_val
         assert values(cluster) == [b"y"] + [b"x" * 20_000] * 100
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"key": b"x" * 20_000},
+        {"value": b"", "key": bytearray(20_000)},
+        {"value": b"", "headers": [("h", b"x" * 20_000)]},
+        {"value": b"", "headers": [("x" * 10_000, None), ["i", b"x" * 10_000]]},
+    ],
+)
+def test_large_keys_and_headers_fill_the_queue_by_their_size(cluster, monkeypatch, caplog, record):
+    """Only values counted."""
+    caplog.set_level(logging.CRITICAL, "tidelog")
+    monkeypatch.setattr(sync_producer, "_QUEUE_MAX", 15)
+    cluster.auto_create_partitions = 0
+    with producer(cluster, max_block_ms=int(PATIENCE_S * 1000)) as sending:
+        sent: list[Future[Any]] = []
+
+        def send_to_missing() -> None:
+            for _ in range(50):
+                sent.append(sending.send("missing", **record))
+                time.sleep(0.001)
+
+        thread = threading.Thread(target=send_to_missing)
+        thread.start()
+        wait_until(lambda: sending._behind_count >= 15)
+        time.sleep(0.1)
+        sent_count = len(sent)
+        cluster.create("missing", 1)
+        join(thread)
+        sending.flush()
+        assert sent_count <= 15
+        assert sending._behind_count == 0
+        assert len(values(cluster, "missing")) == 50
+
+
 def test_large_records_of_a_missing_topic_hold_no_large_ones_of_another(cluster, monkeypatch, caplog):
     caplog.set_level(logging.CRITICAL, "tidelog")
     monkeypatch.setattr(sync_producer, "_QUEUE_MAX", 15)

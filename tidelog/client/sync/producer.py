@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 logger = client_logger(__name__)
 
 _QUEUE_MAX = 4096
-"""Entries. A value has one for each `_ENTRY_BYTES`, so that those in a queue are not much more than 32 MiB."""
+"""Entries. A record has one for each `_ENTRY_BYTES`, so that those in a queue are not much more than 32 MiB."""
 _ENTRY_BYTES = 8 * 1024
 _QUEUE_MAX_IN_CALLBACKS = 16 * _QUEUE_MAX
 _MISSING_TOPICS_MAX = 1000
@@ -210,7 +210,8 @@ class Producer(BlockingClient):
         else:
             entry = self._copy_of(future, queued_s, topic, value, key, headers, partition, timestamp_ms)
         self._queue.append(entry)
-        if value.__class__ is not bytes or len(value) >= _ENTRY_BYTES:
+        is_plain = has_bytes_only and fixed is _NO_HEADERS
+        if not is_plain or len(value) + (0 if key is None else len(key)) >= _ENTRY_BYTES:
             self._queue.extend(repeat(None, _entry_count(entry) - 1))
         if self._is_closed:
             self._fail_queued()  # another thread has closed the producer and emptied the queue already
@@ -777,8 +778,14 @@ class Producer(BlockingClient):
 
 def _entry_count(item: Any) -> int:
     """How many entries the queue has for this one. Those behind a large record are None."""
-    value = item[3] if item.__class__ is tuple else None
-    return 1 if value is None else 1 + len(value) // _ENTRY_BYTES
+    if item.__class__ is not tuple:
+        return 1
+    parts = [item[3], item[4]]
+    for header in item[5]:
+        parts.extend(header)
+    # Of headers that the client refuses, what can change counts nothing: the count must stay what it is.
+    size_bytes = sum(len(part) for part in parts if isinstance(part, (bytes, str)))
+    return 1 + size_bytes // _ENTRY_BYTES
 
 
 def _fixed_headers(headers: Any) -> tuple[Any, ...] | None:
