@@ -780,11 +780,13 @@ def _entry_count(item: Any) -> int:
     """How many entries the queue has for this one. Those behind a large record are None."""
     if item.__class__ is not tuple:
         return 1
-    parts = [item[3], item[4]]
-    for header in item[5]:
-        parts.extend(header)
-    # Of headers that the client refuses, what can change counts nothing: the count must stay what it is.
-    size_bytes = sum(len(part) for part in parts if isinstance(part, (bytes, str)))
+    _, _, _, value, key, headers, _, _ = item
+    size_bytes = (0 if value is None else len(value)) + (0 if key is None else len(key))
+    for header in headers:
+        for part in header:
+            # Of headers that the client refuses, what can change counts nothing: the count must stay what it is.
+            if isinstance(part, (bytes, str)):
+                size_bytes += len(part)
     return 1 + size_bytes // _ENTRY_BYTES
 
 
