@@ -7,19 +7,24 @@ call of a client's logger raises no Exception, and in the thread of a blocking c
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from contextlib import suppress
 from typing import Any
 
 _WAIT_S = 1.0
+_EXIT_WAIT_S = 5.0
 _RECORDS_MAX = 1000
 """The oldest of those that wait for a handler are dropped for later ones."""
 
 _of_thread = threading.local()
+_running: set[threading.Thread] = set()
+"""Those that pass records on."""
 
 
 class _PassingThreads:
@@ -37,9 +42,11 @@ class _PassingThreads:
         if not self._is_passing:
             self._is_passing = True
             thread = threading.Thread(target=self._run, name="tidelog-client-log", daemon=True)
+            _running.add(thread)
             try:
                 thread.start()
             except RuntimeError:  # the system has no thread left: they wait for the next record
+                _running.discard(thread)
                 self._is_passing = False
             else:
                 thread.join(_WAIT_S)
@@ -54,6 +61,17 @@ class _PassingThreads:
             if not self._records:
                 # Clear the flag first, then look again: a record that saw the flag is in the queue by then.
                 self._is_passing = False
+        _running.discard(threading.current_thread())
+
+
+def _wait_at_exit() -> None:
+    """The program ends, and its handlers may not have come to the last records."""
+    end_s = time.monotonic() + _EXIT_WAIT_S
+    for thread in list(_running):
+        thread.join(max(0.0, end_s - time.monotonic()))
+
+
+atexit.register(_wait_at_exit)  # before `logging` closes the handlers, whose function is registered already
 
 
 def pass_on_in_this_thread() -> None:

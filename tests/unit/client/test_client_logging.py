@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -141,3 +143,34 @@ def test_records_behind_one_that_is_held_up_are_not_waited_for_and_keep_their_or
         join(thread)
     assert [record.getMessage() for record in handler.records] == ["0", *map(str, range(900, 1000))]
     assert handler.records[0].funcName == "log"
+
+
+_ENDING_BEHIND_A_SLOW_HANDLER = """
+import logging, threading, time
+from tidelog.client import client_logging
+client_logging._WAIT_S = 0.01
+
+class Slow(logging.Handler):
+    def handle(self, record):  # without its lock, for which the end of `logging` would wait, too
+        time.sleep(0.3)
+        print(record.getMessage(), flush=True)
+
+logger = client_logging.client_logger("tidelog.client.example")
+logger.logger.addHandler(Slow())
+
+def log():
+    client_logging.pass_on_in_this_thread()
+    for number in range(4):
+        logger.warning("%d", number)
+
+thread = threading.Thread(target=log)
+thread.start()
+thread.join()
+"""
+
+
+def test_the_last_records_of_a_program_reach_a_slow_handler() -> None:
+    program = [sys.executable, "-c", _ENDING_BEHIND_A_SLOW_HANDLER]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert ended.stdout.split() == ["0", "1", "2", "3"]
+    assert not client_logging._running
