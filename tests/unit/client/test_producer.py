@@ -13,6 +13,7 @@ import pytest
 from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode, refuse_produce, then
 from tidelog.client import Producer, TopicPartition
+from tidelog.client.config import DEFAULT_BATCH_SIZE
 from tidelog.protocol.batches.record_batch import read_header
 from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.codec.encoding import CUT_BYTES
@@ -483,9 +484,13 @@ async def test_a_cancelled_send_leaves_the_others_alone():
         assert (await second).offset == 1
 
 
-async def test_a_loop_that_sends_small_records_lets_others_run():
-    """Before 8 batches are full, of which each has thousands of them."""
-    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
+@pytest.mark.parametrize(
+    ("size", "batch_size", "count", "count_at_once"),
+    [(0, DEFAULT_BATCH_SIZE, 60_000, 15_000), (100, 1_000, 2_000, 200)],
+)
+async def test_a_loop_that_sends_small_records_lets_others_run(size, batch_size, count, count_at_once):
+    """Before 8 batches are full, if each has thousands of them."""
+    async with FakeCluster(t=1) as cluster, producer(cluster, batch_size=batch_size) as sending:
         await sending.send_and_wait("t", b"")
         turns: list[int] = []
         sent_count = 0
@@ -496,9 +501,9 @@ async def test_a_loop_that_sends_small_records_lets_others_run():
                 await asyncio.sleep(0)
 
         others = asyncio.create_task(note_turns())
-        for _ in range(60_000):
-            await sending.send("t", b"")
+        for _ in range(count):
+            await sending.send("t", bytes(size))
             sent_count += 1
         others.cancel()
         await sending.flush()
-    assert max(after - before for before, after in pairwise([0, *turns, sent_count])) < 15_000
+    assert max(after - before for before, after in pairwise([0, *turns, sent_count])) < count_at_once

@@ -13,10 +13,11 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import FakeCluster, refuse_produce
 from tests.unit.client.test_admin import served
-from tests.unit.client.test_producer import numbered, producer, values
+from tests.unit.client.test_producer import FAST, numbered, producer, values
 from tests.unit.client.transacting import cluster_of, transactional
 from tidelog import BatchSendError, Producer, ProducerRecord, TransactionAbortable
 from tidelog.client import sync
+from tidelog.client.sync.loop_thread import LoopThread
 from tidelog.protocol.batches.record_batch import read_header
 from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -165,6 +166,27 @@ async def test_a_serializer_that_raises_any_error_makes_the_transaction_abortabl
         assert cluster.transactions.committed == [b"4"]
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_batch_that_is_too_large_makes_the_transaction_of_the_blocking_producer_abortable(version: int) -> None:
+    thread = LoopThread()
+    cluster = thread.run(cluster_of(version).__aenter__())
+    with sync.Producer(
+        bootstrap_servers=cluster.bootstrap, transactional_id="tx", max_request_size=10_000, **FAST
+    ) as sending:
+        sending.begin_transaction()
+        sending.send("t", b"1", partition=0)
+        with pytest.raises(KafkaError, match="larger than max_request_size"):
+            sending.send_batch("t", [b"2" * 20_000], partition=0)
+        with pytest.raises(TransactionAbortable, match="larger than max_request_size"):
+            sending.commit_transaction()
+        sending.abort_transaction()
+        with sending.transaction():
+            sending.send_batch("t", [b"3"], partition=0)
+    assert cluster.transactions.committed == [b"3"]
+    thread.run(cluster.__aexit__())
+    thread.stop()
+
+
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [(17, TypeError), ((b"k", b"v", b"x"), TypeError), (b"x" * 2_000_000, KafkaError), ("text", TypeError)],
@@ -285,6 +307,39 @@ def test_an_iterator_may_use_its_record_again_for_the_next_one(call: str, is_blo
         else:
             asyncio.run(send(fake.bootstrap))
         assert values(fake) == numbered(600)
+
+
+async def test_an_iterator_may_use_its_key_again_for_the_next_record() -> None:
+    """The value is bytes, which need no copy."""
+
+    def records() -> Iterator[Any]:
+        key = bytearray(1)
+        for number in range(3):
+            key[:] = b"%d" % number
+            yield key, b"x"
+
+    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
+        await (await sending.send_many("t", records()))
+        assert [each.key for batch in cluster.topics["t"][0].batches for each in iter_records(batch)] == numbered(3)
+
+
+@pytest.mark.parametrize("is_blocking", [True, False])
+def test_a_producer_may_have_a_serializer_of_keys_alone(is_blocking: bool) -> None:
+    async def send(bootstrap: str) -> None:
+        async with Producer(bootstrap_servers=bootstrap, key_serializer=str.encode) as sending:
+            await sending.send("t", b"x", "0")
+            await sending.send_many("t", iter([("1", b"x")]))
+            await sending.send_many("t", [("2", b"x")])
+
+    with served(t=1) as fake:
+        if is_blocking:
+            with sync.Producer(bootstrap_servers=fake.bootstrap, key_serializer=str.encode) as sending:
+                sending.send("t", b"x", "0")
+                sending.send_many("t", iter([("1", b"x")]))
+                sending.send_many("t", [("2", b"x")])
+        else:
+            asyncio.run(send(fake.bootstrap))
+        assert [each.key for batch in fake.topics["t"][0].batches for each in iter_records(batch)] == numbered(3)
 
 
 @pytest.mark.parametrize("fault", [ValueError, asyncio.CancelledError])

@@ -360,7 +360,7 @@ def test_a_record_of_a_missing_partition_holds_no_record_of_another_topic(cluste
     cluster.create("other", 1)
     with producer(cluster, max_block_ms=int(PATIENCE_S * 1000)) as sending:
         assert sending.send_and_wait("t", b"x").offset == 0
-        missing = sending.send("t", b"x", partition=as_number(9))
+        missing = sending.send("t", b"x", partition=as_number(1))
         assert sending.send("other", b"x").result(PATIENCE_S / 2).offset == 0
         assert not missing.done()
         sending.close(0)
@@ -607,6 +607,28 @@ def test_records_of_a_missing_topic_fail_where_an_interrupt_comes_before_the_clo
             sending.close()
         assert [type(future.exception(PATIENCE_S)) for future in missing] == [KafkaError] * 3
     assert [type(error) for error in acknowledged] == [KafkaError] * 3
+
+
+def test_a_record_that_its_serializer_refuses_has_an_outcome_where_a_close_is_interrupted_before_it(
+    cluster, monkeypatch
+):
+    def refuse(value: object) -> bytes:
+        raise ValueError
+
+    with producer(cluster, value_serializer=refuse) as sending:
+        sending.start()
+        sending._is_draining = True  # the loop comes to the queue later
+        refused = sending.send("t", b"x")
+
+        def interrupt(call: Coroutine[Any, Any, None], _: object) -> None:
+            call.close()
+            raise KeyboardInterrupt
+
+        assert sending._thread is not None
+        monkeypatch.setattr(sending._thread, "run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            sending.close()
+        assert isinstance(refused.exception(PATIENCE_S), KafkaError)
 
 
 def test_an_abort_of_a_producer_without_transactions_drops_no_record(cluster):

@@ -295,6 +295,26 @@ def test_records_that_an_iterator_has_given_while_another_thread_aborts_are_coun
     assert noting.sent_count == len(noting.errors) == 301
 
 
+def test_what_an_iterator_gives_after_another_thread_has_aborted_is_no_part_of_the_next_transaction(cluster):
+    def begin_anew() -> None:
+        sending.abort_transaction()
+        sending.begin_transaction()
+
+    def records() -> Iterator[bytes]:
+        yield from numbered(300)  # a piece, and a part of the next one
+        thread = threading.Thread(target=begin_anew, daemon=True)
+        thread.start()
+        join(thread)
+        yield b"late"
+
+    with transactional(cluster) as sending:
+        sending.begin_transaction()
+        assert isinstance(sending.send_many("t", records()).exception(PATIENCE_S), BatchSendError)
+        sending.send("t", b"next", partition=0)
+        sending.commit_transaction()
+    assert cluster.transactions.committed == [b"next"]
+
+
 def test_a_record_that_another_thread_sends_behind_a_commit_does_not_fail_it(cluster, monkeypatch):
     """The commit has waited for what was queued before it. The record of a new topic behind it is not a part of it."""
     with transactional(cluster) as sending:
