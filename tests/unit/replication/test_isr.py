@@ -5,10 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidelog.protocol.uuids import LOST_DIRECTORY, MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
+from tidelog.replication.controller.metadata.image import BrokerImage
 from tidelog.replication.isr import UNKNOWN_OFFSET, InSyncReplicas
+from tidelog.replication.partition import ReplicaPorts
 
 LAG_MS = 1000
 
@@ -162,3 +166,32 @@ def test_no_history_lets_the_mark_pass_a_member(history: list[tuple[Any, ...]]) 
         if mark > before:
             for each in sure - {1}:
                 assert found.followers[each].log_end_offset >= mark, (each, found.followers, mark)
+
+
+HOME = b"h" * 16
+ELSEWHERE = b"e" * 16
+
+
+@pytest.mark.parametrize(
+    ("registration", "broker_epoch", "directory", "expected"),
+    [
+        ({}, 5, HOME, True),
+        ({}, -1, HOME, True),
+        ({}, 4, HOME, False),
+        ({"fenced": True}, 5, HOME, False),
+        ({"in_controlled_shutdown": True}, 5, HOME, False),
+        ({}, 5, ELSEWHERE, False),
+        ({}, 5, LOST_DIRECTORY, False),
+        ({}, 5, UNASSIGNED_DIRECTORY, True),
+        ({}, 5, MIGRATING_DIRECTORY, True),
+        ({"log_dirs": ()}, 5, ELSEWHERE, True),
+        ({"log_dirs": ()}, 5, LOST_DIRECTORY, False),
+    ],
+)
+def test_which_replicas_may_join(
+    registration: dict[str, Any], broker_epoch: int, directory: bytes, expected: bool
+) -> None:
+    broker = BrokerImage(2, 5, bytes(16), {}, **{"fenced": False, "log_dirs": (HOME,), **registration})
+    ports = ReplicaPorts(broker=lambda broker_id: broker if broker_id == 2 else None)
+    assert ports.eligible(2, broker_epoch, directory) is expected
+    assert not ports.eligible(3, broker_epoch, directory), "it is not registered"

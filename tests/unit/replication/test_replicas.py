@@ -383,9 +383,9 @@ def test_a_partition_that_waits_for_its_device_does_not_hold_up_the_others_of_it
         assert sent.code == 0
 
 
-@pytest.mark.parametrize("written_meanwhile", [False, True])
+@pytest.mark.parametrize("written_meanwhile", [0, 1, 3])
 def test_the_fetches_during_a_slow_sync_wait_for_a_moment(
-    monkeypatch: pytest.MonkeyPatch, written_meanwhile: bool
+    monkeypatch: pytest.MonkeyPatch, written_meanwhile: int
 ) -> None:
     """Kafka's leader reads the request behind them when it has answered them. Each acks=all produce took 500 ms."""
     cluster = Replicas(2)
@@ -402,12 +402,18 @@ def test_the_fetches_during_a_slow_sync_wait_for_a_moment(
         node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"M" * 16: {0}}))
     cluster.loop.run_for(100)
     (other,) = (each for each in cluster.nodes[1].partitions.hosted() if each.topic == "many")
+
+    def produce_to_the_other() -> None:
+        cluster.nodes[1].partitions.append(other, memoryview(encode_batch([Record(0, 0, None, b"x")])), 0, -1)
+        cluster.loop.run_for(30)
+
+    produce_to_the_other()  # the first record of a new log waits for the device
     cluster.loop.device_waits = True
     sent = cluster.nodes[1].produce(b"a")
     cluster.loop.settle()
     waits_ms.clear()
-    if written_meanwhile:
-        cluster.nodes[1].partitions.append(other, memoryview(encode_batch([Record(0, 0, None, b"x")])), 0, -1)
+    for _ in range(written_meanwhile):
+        produce_to_the_other()
     cluster.loop.run_for(30)
     assert set(waits_ms) == {10}
     waits_ms.clear()
