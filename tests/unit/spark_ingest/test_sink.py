@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.patience import wait_until
-from tidelog import EmbeddedBroker
-from tidelog.client.model import NewTopic, TopicPartition
+from tidelog import EmbeddedBroker, client
+from tidelog.client.model import NewTopic, TopicPartition, TransactionDescription
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.producing.arrow_batches import ArrowBatches
 from tidelog.client.producing.producer import Producer
@@ -522,6 +522,48 @@ def test_a_batch_write_of_which_one_transaction_is_over_commits_none(options, to
     assert not written(options, topic)
     again = [MicroBatch(options, "again", -1).write(task) for task in (0, 1)]
     commit_write(options, [each.transaction for each in again if each.transaction])
+    assert written(options, topic) == write.expected()
+
+
+@pytest.mark.parametrize("change", [{"state": "CompleteAbort"}, {"producer_id": 999}, {"producer_epoch": 999}])
+def test_a_batch_write_commits_no_transaction_that_another_producer_has_begun(options, topic, monkeypatch, change):
+    describe = client.Admin.describe_transactions
+
+    async def describe_changed(admin: client.Admin, ids: list[str]) -> dict[str, TransactionDescription]:
+        return {name: replace(each, **change) for name, each in (await describe(admin, ids)).items()}
+
+    monkeypatch.setattr(client.Admin, "describe_transactions", describe_changed)
+    transaction = MicroBatch(options, "other", -1).write(0).transaction
+    assert transaction is not None
+    with pytest.raises(KafkaError, match="nothing of the write is committed"):
+        commit_write(options, [transaction])
+    abort_write(options, "other", [transaction])
+    assert not written(options, topic)
+
+
+def test_the_writer_of_spark_commits_none_either(options, topic, monkeypatch):
+    pytest.importorskip("pyspark")
+    from tidelog.spark_ingest import writers
+
+    write = MicroBatch(options, "of Spark", -1)
+    tasks = [write.write(task) for task in (0, 1)]
+    write.end(tasks[1], committed=False)
+    transactions = [each.transaction for each in tasks if each.transaction]
+    monkeypatch.setattr(writers, "_transactions", lambda messages: transactions)
+    with pytest.raises(KafkaError, match="nothing of the write is committed"):
+        writers.TidelogWriter(options).commit([])
+    abort_write(options, "of Spark", transactions)
+    assert not written(options, topic)
+
+
+def test_a_batch_write_is_committed_where_the_broker_describes_no_transactions(options, topic, monkeypatch):
+    async def refuse(admin: client.Admin, ids: list[str]) -> None:
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
+
+    monkeypatch.setattr(client.Admin, "describe_transactions", refuse)
+    write = MicroBatch(options, "old", -1)
+    tasks = [write.write(task) for task in (0, 1)]
+    commit_write(options, [each.transaction for each in tasks if each.transaction])
     assert written(options, topic) == write.expected()
 
 
