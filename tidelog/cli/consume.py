@@ -394,10 +394,17 @@ class _Reading:
 
 async def _write(data: bytes) -> None:
     """Write to standard output, a piece at a time that a pipe takes at once."""
+    if sys.stdout.isatty():  # one that is writable may take less, and wait for its window
+        await asyncio.to_thread(_write_at_once, data)
+        return
     for start in range(0, len(data), select.PIPE_BUF):
         await _output_is_writable()
-        sys.stdout.buffer.write(data[start : start + select.PIPE_BUF])
-        sys.stdout.buffer.flush()
+        _write_at_once(data[start : start + select.PIPE_BUF])
+
+
+def _write_at_once(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
 
 
 async def _output_is_writable() -> None:
