@@ -165,7 +165,7 @@ def log():
 
 thread = threading.Thread(target=log)
 thread.start()
-thread.join()
+thread.join(60)
 """
 
 
