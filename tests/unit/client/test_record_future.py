@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -256,7 +257,7 @@ def test_threads_that_wait_for_their_records_and_for_a_future_of_both_do_not_blo
     with shared._condition:
         one = threading.Thread(target=concurrent.futures.wait, args=([first, shared], 0), daemon=True)
         one.start()
-        wait_until(lambda: first.__dict__.get("_seen"))
+        wait_until(lambda: first._seen.get(first))
         other = threading.Thread(target=concurrent.futures.wait, args=([last], 0), daemon=True)
         other.start()
         join(other)
@@ -343,6 +344,64 @@ def test_observers_of_any_kind_that_come_at_any_time_learn_it_once(seed: int, is
     assert all(outcomes)
     assert set(calls.values()) == {1}
     assert len(calls) == len(futures)
+
+
+OBSERVED_IN_COLLECTIONS = """
+import gc, sys, threading
+from tidelog.client.model import TopicPartition
+from tidelog.client.producing.batch_delivery import BatchDelivery
+from tidelog.client.producing.record_timestamps import RecordTimestamps
+from tidelog.client.sync.record_future import record_future_class
+
+
+def collect(phase, info):
+    "As a finalizer that lets another thread run."
+    for _ in range(50):
+        pass
+
+
+def observe(number):
+    start.wait(60)
+    for future in futures:
+        future.add_done_callback(lambda _: called.append(number))
+
+
+gc.callbacks.append(collect)
+gc.set_threshold(5)
+sys.setswitchinterval(1e-6)
+for _ in range(int(sys.argv[1])):
+    to_observe = []
+    kind = record_future_class(lambda: None, to_observe.append)
+    futures = [kind() for _ in range(200)]
+    called = []
+    start = threading.Barrier(3)
+    threads = [threading.Thread(target=observe, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    timestamps = RecordTimestamps()
+    delivery = BatchDelivery(TopicPartition("t", 0), timestamps)
+    start.wait(60)
+    for place, future in enumerate(futures):
+        timestamps.append(place, 1)
+        future.bind(delivery, place)
+    for thread in threads:
+        thread.join(60)
+    while to_observe:
+        to_observe.pop().observe()
+    delivery.acknowledge(0, -1)
+    assert [future.result(0).offset for future in futures] == list(range(200))
+    assert (called.count(0), called.count(1)) == (200, 200)
+    assert not kind._notices
+    assert not any(isinstance(of, dict) for future in futures for of in gc.get_referents(future))
+print("all")
+"""
+
+
+def test_collections_while_threads_observe_futures_lose_nothing() -> None:
+    """CPython 3.11 collects while it makes a `__dict__`: a second thread then got another one, in the same memory."""
+    program = [sys.executable, "-c", OBSERVED_IN_COLLECTIONS, "60"]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "all\n", "")
 
 
 @pytest.mark.parametrize("end_comes", ["in its thread", "in another thread"])
@@ -474,7 +533,7 @@ def test_what_a_handler_settles_while_its_thread_takes_what_is_completed_comes_t
     coming = concurrent.futures.as_completed(futures, PATIENCE_S)
     futures[0].set_result(None)
     assert next(coming) is futures[0]
-    [waiter] = futures[1].__dict__["_waiters_to_tell"]
+    waiter: Any = next(iter(kind._notices[futures[1]][0]))
     with waiter.lock:
         waiter.finished_futures = []
         futures[1].set_result(None)  # the handler
@@ -508,4 +567,4 @@ def test_a_wait_for_records_of_several_clients_is_refused_where_those_of_one_do_
         futures[1].call_when_done(lambda _: None)
         with pytest.raises(RuntimeError, match="forked"):
             WAYS_TO_WAIT[way](futures)
-        assert not any(future._seen for future in futures)
+        assert not any(future._seen.get(future) for future in futures)

@@ -911,10 +911,10 @@ def test_what_the_loop_did_not_come_to_is_told_by_the_thread_that_closes_or_asks
         sending.flush()
         if is_before_the_end:  # as if the loop had taken the call, and had ended before
             sending._observing._is_asked = True
-            future.__dict__["_callbacks"] = {None: called.append}
+            future.call_when_done(called.append)
             sending._to_observe.append(future)
     if not is_before_the_end:
-        future.__dict__["_callbacks"] = {None: called.append}
+        future.call_when_done(called.append)
         sending._observe_on_loop(future)
     assert not sending._to_observe
     assert called == [future]

@@ -206,6 +206,7 @@ class BlockingClient:
         """The thread that closes this client."""
         self._is_close_finished = False
         self._close_waiters = WaitingThreads()
+        vars(self)  # makes `__dict__`, which two threads could make at the same time in CPython 3.11
 
     def _handle_fork(self) -> None:
         """In the child of a fork: leave the thread and its locks to the parent."""

@@ -9,6 +9,11 @@ comes with it when the future has ended.
 Invariants: `concurrent.futures.wait`, `as_completed` and `asyncio.wrap_future` work as with the standard future. No
 future has a lock: the loop waits for no thread here, and no thread for another one. So a signal handler or a finalizer
 may run between any two lines, and wait for the loop there; an interrupt leaves nothing taken.
+
+No future has a `__dict__`. CPython 3.11 makes it when it is first needed, and may collect garbage meanwhile. A second
+thread that needs it while a finalizer runs gets another dictionary with the same memory: an attribute is lost, or the
+process crashes. So what several threads keep for a future is in a dictionary of its class, and the first future of a
+class has all attributes: the interpreter then has a place for each of them in the later ones.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from threading import get_ident
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from tidelog.client.client_logging import client_logger
 from tidelog.client.producing.batch_delivery import BatchDelivery
@@ -26,6 +32,11 @@ logger = client_logger(__name__)
 
 _RUNNING = "RUNNING"  # the names of concurrent.futures
 _FINISHED = "FINISHED"
+
+_WAITERS, _CALLBACKS = 0, 1  # the two kinds of notices, in the order in which they are called
+_Notices = dict[object, Callable[[Any], object]]
+"""By key, what to call with a future that has ended."""
+_NONE: tuple[_Notices, _Notices] = ({}, {})
 
 
 class _Registration:
@@ -44,13 +55,14 @@ class _Registration:
     def acquire(self) -> None:
         future = self._future
         has_ended = future.done()
-        if future._seen or not has_ended:
+        if future._seen.get(future) or not has_ended:
             thread = get_ident()
+            seen = future._seen.setdefault(future, {})
             # A signal handler inside `wait` may come with the same future.
-            future.__dict__.setdefault("_seen", {})[thread] = (has_ended, future._seen.get(thread))
+            seen[thread] = (has_ended, seen.get(thread))
 
     def release(self) -> None:
-        seen = self._future._seen
+        seen = self._future._seen.get(self._future)
         if seen and (thread := get_ident()) in seen:
             _, outer = seen[thread]
             if outer is None:
@@ -69,11 +81,11 @@ class _Registration:
             future._check_may_wait()
             if waiter.event.__class__ is not WaiterEvent:
                 waiter.event = WaiterEvent(waiter, future._check_may_wait)
-            if future._observe("_waiters_to_tell", waiter, waiter.event.tell):
+            if future._observe(_WAITERS, waiter, waiter.event.tell):
                 waiter.event.tell(future)
 
     def remove(self, waiter: Any) -> None:
-        self._future.__dict__.get("_waiters_to_tell", {}).pop(waiter, None)
+        self._future._notices.get(self._future, _NONE)[_WAITERS].pop(waiter, None)
 
 
 class RecordFuture(Future[Any]):
@@ -90,13 +102,19 @@ class RecordFuture(Future[Any]):
     """There may be waiters or callbacks."""
     _is_known_to_loop = False
     """The delivery will notify this future. Set on the loop."""
-    _seen: dict[int, tuple[bool, Any]] = {}  # an instance that is looked at gets its own
-    """Whether it had ended when a thread began to register, by thread; then what the thread saw before that."""
-    # Two dictionaries are made on first use, `_waiters_to_tell` and `_callbacks`: by key, what to call at the end.
-    # The one that takes it out of the dictionary calls it.
     _condition: Any = property(_Registration)
     _waiters: Any = property(_Registration)
 
+    _callback_of_call: _Notices = {}
+    """The callback that came with the call that made the future."""
+    _seen: WeakKeyDictionary[RecordFuture, dict[int, tuple[bool, Any]]]
+    """Of the class: whether a future had ended when a thread began to register, by thread; then what the thread saw
+    before that.
+    """
+    _notices: WeakKeyDictionary[RecordFuture, tuple[_Notices, _Notices]]
+    """Of the class: what to call at the end of a future for its waiters, and then for its callbacks. The one that takes
+    it out of the inner dictionary calls it.
+    """
     _on_wait: Callable[[], None]
     _check_can_end: Callable[[], None]
     _check_may_wait: Callable[[], None]
@@ -106,7 +124,7 @@ class RecordFuture(Future[Any]):
 
     def call_when_done(self, callback: Callable[[Future[Any]], object]) -> None:
         """As `add_done_callback`, in the thread that has made the future, before any other thing has it."""
-        self.__dict__["_callbacks"] = {None: callback}
+        self._callback_of_call = {None: callback}
         self._is_observed = True
 
     # -- on the loop
@@ -140,8 +158,8 @@ class RecordFuture(Future[Any]):
         No exception of a callback reaches the loop. The standard future lets an `asyncio.CancelledError` or a
         SystemExit pass: it would leave the records after this one without an outcome, or end the loop.
         """
-        for kind in ("_waiters_to_tell", "_callbacks"):
-            notices = self.__dict__.get(kind, {})
+        waiters, callbacks = self._notices.get(self, _NONE)
+        for notices in (waiters, self._callback_of_call, callbacks):
             for key in list(notices):
                 notice = notices.pop(key, None)
                 try:
@@ -149,6 +167,7 @@ class RecordFuture(Future[Any]):
                         notice(self)
                 except BaseException:
                     logger.exception("a callback of %r raised", self)
+        self._notices.pop(self, None)  # they may refer to the future
 
     handle_split = observe
 
@@ -170,12 +189,12 @@ class RecordFuture(Future[Any]):
 
     @property
     def _state(self) -> str:  # type: ignore[override]
-        seen = self._seen.get(get_ident()) if self._seen else None
+        seen = self._seen.get(self, {}).get(get_ident())
         return _FINISHED if (self.done() if seen is None else seen[0]) else _RUNNING
 
-    def _observe(self, kind: str, key: object, notice: Callable[[Any], object]) -> bool:
+    def _observe(self, kind: int, key: object, notice: Callable[[Any], object]) -> bool:
         """Have `notice` called with this future, once, when it ends. True if it has ended: the caller calls it."""
-        notices = self.__dict__.setdefault(kind, {})
+        notices = self._notices.setdefault(self, ({}, {}))[kind]
         notices[key] = notice
         self._is_observed = True
         if self._delivery is not None and not self._is_known_to_loop:
@@ -187,7 +206,7 @@ class RecordFuture(Future[Any]):
         """As of the standard future. Raises RuntimeError in the child of a fork, where the future does not end."""
         if not self.done():
             type(self)._check_can_end()
-        if self.done() or self._observe("_callbacks", object(), fn):
+        if self.done() or self._observe(_CALLBACKS, object(), fn):
             super().add_done_callback(fn)  # calls it
 
     @property
@@ -212,9 +231,9 @@ class RecordFuture(Future[Any]):
         self._settle((None, exception))
 
     def _settle(self, outcome: tuple[Any, BaseException | None]) -> None:
-        # Of two threads one sets it.
-        if self._delivery is not None or self.__dict__.setdefault("_outcome", outcome) is not outcome:
+        if self._delivery is not None or self._outcome is not None:
             raise InvalidStateError(f"{self._state}: {self!r}")
+        self._outcome = outcome
         self.handle_settled()
 
     # -- those who wait for it
@@ -225,7 +244,7 @@ class RecordFuture(Future[Any]):
         type(self)._on_wait()
         threads = WaitingThreads()
         try:
-            self._observe("_waiters_to_tell", threads, lambda _: threads.wake())
+            self._observe(_WAITERS, threads, lambda _: threads.wake())
             if not threads.wait(self.done, timeout):
                 raise TimeoutError
         finally:
@@ -262,10 +281,17 @@ def record_future_class(
     RuntimeError in the child of a fork, where no future ends any more. `check_may_wait` is called in a thread that is
     about to wait in `concurrent.futures.wait` or `as_completed`, and may raise; without it that is `check_can_end`.
     """
-    shared = {
+    shared: dict[str, Any] = {
+        "_seen": WeakKeyDictionary(),
+        "_notices": WeakKeyDictionary(),
         "_on_wait": staticmethod(on_wait),
         "_observe_on_loop": staticmethod(observe_on_loop),
         "_check_can_end": staticmethod(check_can_end),
         "_check_may_wait": staticmethod(check_may_wait or check_can_end),
     }
-    return type("RecordFuture", (RecordFuture,), shared)
+    kind: type[RecordFuture] = type("RecordFuture", (RecordFuture,), shared)
+    first = kind()
+    first._index = 0
+    for name in ("_callback_of_call", "_delivery", "_is_known_to_loop", "_is_observed", "_outcome"):
+        setattr(first, name, getattr(first, name))
+    return kind
