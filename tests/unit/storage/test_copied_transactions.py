@@ -114,6 +114,27 @@ def test_a_start_trusts_the_indexes_again_after_the_repair(tmp_path: Path) -> No
     assert 0 not in committed(made.open(machine_ran_on=True))
 
 
+@pytest.mark.parametrize("way", ["emptied", "zeros"])
+def test_a_segment_that_is_damaged_at_the_end_of_the_repair_is_damage(tmp_path: Path, way: str) -> None:
+    """It left storage as a CorruptIndex, and what the log knew of producers and transactions was not made anew."""
+    made, other = replicas(tmp_path)
+    check = copy_range(begin_repair(made), other)
+    check.run()
+    path = made.folder / made.files("*.log")[0]
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(0)
+        file.write(bytes(size if way == "zeros" else 0))
+    assert made.log.finish_repair(check)
+    assert made.log.damaged_ranges()
+    for _ in range(5):
+        for segment, damaged in made.log.damaged_ranges():
+            repair_range(made.log, segment, damaged, copy_of(other))
+    assert made.log.damaged_ranges() == []
+    assert [row[:2] for row in made.log.aborted_transactions(0, made.log.log_end_offset)] == [(7, 0)]
+    assert 0 not in committed(made.log)
+
+
 def test_a_flush_that_runs_meanwhile_does_not_write_the_checksums_from_before(tmp_path: Path) -> None:
     made, other = replicas(tmp_path)
     log, work = made.log, begin_repair(made)

@@ -21,7 +21,7 @@ from tidelog.protocol.uuids import METADATA_TOPIC_ID
 from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
 from tidelog.storage.log import explained_gaps, recovery
 from tidelog.storage.log.flush import Durability, FlushTask, leave_removed_file
-from tidelog.storage.log.hidden_transactions import damage_to_repair, distrust_behind_losses, note_end
+from tidelog.storage.log.hidden_transactions import damage_to_repair, note_end
 from tidelog.storage.log.loader import LoadedLog
 from tidelog.storage.log.recovery import examine_now, markers_in, replay, settle
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
@@ -456,12 +456,8 @@ class PartitionLog:
 
     def after_repair(self, repaired: DamagedRange | None = None) -> None:
         """Rebuild what damage has hidden: rows of aborted transactions, and when no more is left the producer state."""
-        damage, segments = [each for _, each in self.damaged_ranges()], list(self.segments)
-        distrust_behind_losses(self, repaired, damage)
-        has_rows = recovery.rebuild_hidden_rows(self.segments, self.snapshots, repaired, has_damage=bool(damage))
-        if damage and repaired is not None:
-            self.hidden_ends += recovery.hidden_ends(segments, self.snapshots, repaired, damage_to_repair(self))
-        self._know_producers(anew=has_rows)
+        reveal = partial(recovery.reveal, self, repaired)
+        self._know_producers(anew=self._examining(reveal, self.log_start_offset, wait=True))
 
     def distrust_transactions(self, offset: int) -> None:
         self.segments.distrusted.add(offset)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from struct import error as StructError
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tidelog.protocol.batches.record_batch import (
     CONTROL_FLAG,
@@ -28,7 +28,13 @@ from tidelog.protocol.batches.records import (
 )
 from tidelog.protocol.errors import KafkaError
 from tidelog.storage.files.disk import Buffer, is_exhaustion, is_full
-from tidelog.storage.log.hidden_transactions import ScannedTransactions, aborted
+from tidelog.storage.log.hidden_transactions import (
+    HidingLog,
+    ScannedTransactions,
+    aborted,
+    damage_to_repair,
+    distrust_behind_losses,
+)
 from tidelog.storage.producers.producer_snapshots import CorruptSnapshot, ProducerSnapshots
 from tidelog.storage.producers.producer_state import EndMarker, ProducerEntry, ProducerState
 from tidelog.storage.producers.recall import recall
@@ -43,6 +49,13 @@ from tidelog.storage.segments.segments import Segments
 from tidelog.storage.segments.transaction_index import AbortedTransaction
 
 logger = logging.getLogger("tidelog.storage")
+
+
+class RepairedLog(HidingLog, Protocol):
+    """The part of `partition_log.PartitionLog` that `reveal` uses."""
+
+    segments: Segments
+    snapshots: ProducerSnapshots
 
 
 def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -> None:
@@ -334,6 +347,20 @@ def is_zeros(segment: Segment, position: int) -> bool:
             return not data
         position += len(data)
     return True
+
+
+def reveal(log: RepairedLog, repaired: DamagedRange | None) -> bool:
+    """Rebuild the rows of aborted transactions that damage has hidden, after the repair of a range or of all.
+
+    Whether the repaired range has batches of transactions. Raises OSError, and CorruptIndex for a segment that is
+    damaged meanwhile: after its examination everything is done again.
+    """
+    damage, segments = [each for _, each in log.damaged_ranges()], list(log.segments)
+    distrust_behind_losses(log, repaired, damage)
+    has_rows = rebuild_hidden_rows(log.segments, log.snapshots, repaired, has_damage=bool(damage))
+    if damage and repaired is not None:
+        log.hidden_ends += hidden_ends(segments, log.snapshots, repaired, damage_to_repair(log))
+    return has_rows
 
 
 def rebuild_hidden_rows(
