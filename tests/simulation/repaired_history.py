@@ -39,6 +39,7 @@ from tidelog.storage.log.compaction import CleaningFailed, find_cleanable
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRecords
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
+from tidelog.storage.segments.reader import headers
 
 LIVING_STEPS, REPAIRING_STEPS = 40, 15
 STRIKE_OPERATIONS = 15
@@ -535,11 +536,23 @@ class RepairedHistory:
             return
         is_on_all = len(self.isr) == len(self.replicas)
         try:
+            if is_on_all and replica.compaction is None:
+                self.sync_what_is_old(replica)
             replica.clean_a_little(self.now_ms, self.now_ms if is_on_all else self.now_ms - ABSENCE_MS_MAX)
         except (CleaningFailed, CorruptIndex) as error:
             if replica is not self.victim and replica not in self.uncleanable:
                 raise Broken(f"EveryLogIsCleaned: replica {replica.id}: {error}") from error
             replica.look_at_damage()
+
+    def sync_what_is_old(self, cleaned: Replica) -> None:
+        """Where a tombstone or marker goes now. What came with it is then older than the half minute that a loss of
+        power takes: with a `delete.retention.ms` below it the records of aborted transactions are back, as in Kafka.
+        """
+        old = (header for segment in list(cleaned.log.segments) for _, header in headers(segment))
+        if any(each.has_delete_horizon and each.base_timestamp <= self.now_ms for each in old):
+            for each in self.replicas:
+                if each is not cleaned:
+                    self.flush_of(each)
 
     def flush(self) -> None:
         self.flush_of(self.any_replica())
