@@ -125,6 +125,7 @@ class PartitionLog:
         self.flush_at = self.durability.flush_at
         self.jitter_ms = segment_jitter_ms(config, topic, partition)
         self.set_config(config)
+        self._know_producers()  # damage to records that are deleted is not repaired
 
     def __repr__(self) -> str:
         return f"PartitionLog({self.topic}-{self.partition}, {self.log_start_offset}..{self.log_end_offset})"
@@ -694,6 +695,7 @@ class PartitionLog:
             self.log_start_offset = offset
             self.leader_epochs.truncate_from_start(offset)
             self.producers.on_high_watermark(offset)
+            self._know_producers()
 
     def maintain(self, now_ms: int, doomed: list[str] | None = None) -> bool:
         """Apply retention, request flushes by time, and remove files that are due. False if retention is not done yet.
