@@ -152,12 +152,15 @@ class ReplicaFetcher:
         # By the beginning of its answers in this session. Cleared with the session, and when a partition goes.
         self._answering: dict[bytes, FollowedPartition] = {}
         self._link: Link | None = None
+        self._endpoint: Endpoint | None = None
         self._on_answer = partial(self._answered_on, None)
         self._session_id = 0
         self._session_epoch = 0
         self._requests_sent = self._requests_answered = 0
         self._answered_at_check = -1
         self._backoff = Backoff(settings.backoff_ms_initial, settings.backoff_ms_max)
+        self._failure = ""  # of the last attempt, until the leader answers
+        self._failed_at_check = False
         self._pumping = False
         self._retry_timer: asyncio.TimerHandle | None = None
         self._held_timer: asyncio.TimerHandle | None = None
@@ -220,8 +223,14 @@ class ReplicaFetcher:
         answered = self._requests_answered + self._bounds.answered_count
         if self._owes_answer and answered == self._answered_at_check and self._link is not None:
             logger.warning("broker %d does not answer: closing the connection to it", self.leader_id)
-            self._broken()
+            self._broken("it does not answer")
         self._answered_at_check = answered if self._owes_answer else -1
+        if self._failure and self._failed_at_check:
+            logger.warning(
+                "no records come from broker %d for the replicas here that follow it (%d): %s",
+                self.leader_id, len(self.followed), self._failure,
+            )  # fmt: skip
+        self._failed_at_check = bool(self._failure)
 
     @property
     def _owes_answer(self) -> bool:
@@ -342,9 +351,11 @@ class ReplicaFetcher:
     def _connect(self) -> Link | None:
         endpoint = self._fetchers.endpoint_of(self.leader_id)
         if endpoint is None:
+            self._failure = "it is registered without the listener that inter.broker.listener.name names here"
             self._retry_later()
             return None
         link = self._link = self._fetchers.connect(endpoint)
+        self._endpoint = endpoint
         self._on_answer = partial(self._answered_on, link)
         return link
 
@@ -356,12 +367,13 @@ class ReplicaFetcher:
         self._retry_timer = None
         self._pump()
 
-    def _broken(self) -> None:
+    def _broken(self, reason: str = "") -> None:
         """The link is closed, and its session lost: start a new session after a pause."""
         self._bounds.forget()
         link, self._link = self._link, None
         if link is not None:
             link.close()
+            self._failure = f"{self._endpoint}: {reason or link.reason}"
         self._requests_answered, self._answered_at_check = self._requests_sent, -1
         self._begin_anew(0)
         if not self._closed:
@@ -433,6 +445,7 @@ class ReplicaFetcher:
         self._backoff.reset()
         if not self._session_epoch:
             self._session_id, self._session_epoch = session_id, 1
+            self._failure = ""
             self._fetchers.on_link(self.leader_id, True)
         for topic_id, index, error, high_watermark, log_start_offset, records, diverging in partitions:
             followed = self.followed.get((topic_id, index))

@@ -69,6 +69,11 @@ class Link(Protocol):
         """Whether the link broke because no process listens at the other end."""
         ...
 
+    @property
+    def reason(self) -> str:
+        """Why the link broke."""
+        ...
+
     def close(self) -> None:
         """Open requests get None."""
         ...

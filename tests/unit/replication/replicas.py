@@ -217,6 +217,7 @@ class FakeLink:
         self._open: deque[OnResponse] = deque()
         self._arrived: list[Any] = []
         self.refused = False
+        self.reason = "the process has ended"
         self.closed = False
         self.served: list[Deferred] = []
 

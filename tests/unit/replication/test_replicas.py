@@ -63,6 +63,39 @@ def test_a_waiting_fetch_is_answered_by_an_append_and_not_by_a_moved_mark() -> N
     assert len(cluster.requests) == 2, "one more fetch of each follower, which now wait"
 
 
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [entry.getMessage() for entry in caplog.records if entry.levelname == "WARNING"]
+
+
+def test_a_follower_says_why_it_cannot_fetch_from_its_leader(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Replicas(2)
+    cluster.loop.run_for(100)
+    cluster.stop(1)
+    cluster.loop.run_for(14_000)
+    assert not warnings(caplog), "most leaders are back, or replaced, by then"
+    cluster.loop.run_for(31_000)
+    line = "no records come from broker 1 for the replicas here that follow it (1): node:1: the process has ended"
+    assert set(warnings(caplog)) == {line}
+    cluster.start(1)
+    cluster.loop.run_for(5_000)
+    caplog.clear()
+    cluster.loop.run_for(60_000)
+    assert not warnings(caplog)
+
+
+def test_a_follower_says_that_its_leader_has_no_listener_for_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Replicas(2)
+    cluster.stop(2)
+    cluster.start(2)
+    monkeypatch.setattr(cluster.nodes[2].fetchers, "endpoint_of", lambda broker_id: None)
+    cluster.loop.run_for(46_000)
+    (line,) = set(warnings(caplog))
+    assert line.startswith("no records come from broker 1 ")
+    assert "inter.broker.listener.name" in line
+
+
 def test_acks_1_does_not_wait_for_the_followers() -> None:
     cluster = Replicas(2)
     cluster.flush()
