@@ -87,10 +87,34 @@ def test_a_failed_delivery_is_the_outcome() -> None:
     loop.turn()
     error = KafkaError(ErrorCode.MESSAGE_TOO_LARGE, "t")
     delivery.fail(error)
-    assert seen == [error]
-    assert loop.futures[1].exception() is error
+    assert [str(each) for each in (*seen, loop.futures[1].exception())] == [str(error)] * 2
     with pytest.raises(KafkaError):
         loop.futures[1].result()
+
+
+def test_what_a_program_does_with_an_error_does_not_change_that_of_another_record() -> None:
+    """A loop over thousands of failed records that logs each error wrote gigabytes."""
+    loop = Loop(2)
+    loop.bind().fail(KafkaError(ErrorCode.MESSAGE_TOO_LARGE, "t"))
+    depths: list[int] = []
+    for future in (*loop.futures, *loop.futures):
+        try:
+            raise ValueError("another exception is handled")
+        except ValueError:
+            with pytest.raises(KafkaError) as raised:
+                future.result()
+        depths.append(len(raised.traceback))
+        raised.value.add_note("record 0")
+    assert len(set(depths)) == 1
+    for future in loop.futures:
+        error = future.exception()
+        assert error is not None
+        with suppress(KafkaError):
+            raise error
+        untouched = future.exception()
+        assert untouched is not None
+        assert untouched.__traceback__ is untouched.__context__ is None
+        assert not hasattr(untouched, "__notes__")
 
 
 def test_a_future_is_settled_once() -> None:

@@ -7,6 +7,7 @@ observer is notified once, in the order of the records.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Protocol
 
 from tidelog.client.model import RecordMetadata, TopicPartition
@@ -39,10 +40,10 @@ class BatchDelivery:
 
     __slots__ = (
         "_base_offset",
+        "_error",
         "_log_append_time_ms",
         "_observers",
         "_timestamps",
-        "error",
         "is_awaited",
         "is_settled",
         "partition",
@@ -61,11 +62,18 @@ class BatchDelivery:
         self.is_awaited = False
         """A caller waits for one of the records: the batch is due without linger."""
         self.is_settled = False
-        self.error: KafkaError | None = None
+        self._error: KafkaError | None = None
 
     def observe(self, observer: Observer) -> None:
         """Notify this future when the delivery is settled. Requires one that is not."""
         self._observers.append(observer)
+
+    @property
+    def error(self) -> KafkaError | None:
+        """Why the records are not delivered. Each caller gets an exception of its own: a raise changes it, and all of
+        them together would give it a traceback as long as the batch.
+        """
+        return None if self._error is None else copy(self._error)
 
     @property
     def cancelled_count(self) -> int:
@@ -73,7 +81,9 @@ class BatchDelivery:
         return sum(observer.cancelled() for observer in self._observers)
 
     def metadata(self, index: int) -> RecordMetadata:
-        """The position of an acknowledged record."""
+        """The position of an acknowledged record. Raises the KafkaError of one that is not delivered."""
+        if self._error is not None:
+            raise copy(self._error)
         topic, partition = self.partition
         offset = self._base_offset if self._base_offset < 0 else self._base_offset + index
         timestamp_ms = self._timestamps.of(index) if self._log_append_time_ms < 0 else self._log_append_time_ms
@@ -92,7 +102,7 @@ class BatchDelivery:
     def fail(self, error: KafkaError) -> None:
         """The records are not delivered."""
         assert not self.is_settled
-        self.error = error
+        self._error = error
         self.is_settled = True
         self._notify()
 

@@ -70,10 +70,7 @@ class DeliveryFuture(asyncio.Future[RecordMetadata]):
         return self._observation is not None and self._observation.is_cancelled
 
     def result(self) -> RecordMetadata:
-        delivery = self._settled("Result is not set.")
-        if delivery.error is not None:
-            raise delivery.error.with_traceback(None)  # the futures of a batch share the error
-        return delivery.metadata(self.index)
+        return self._settled("Result is not set.").metadata(self.index)
 
     def exception(self) -> BaseException | None:
         return self._settled("Exception is not set.").error

@@ -29,10 +29,7 @@ class RecordWaiter:
 
     def result(self) -> RecordMetadata:
         """The outcome, once the future is done. Raises the KafkaError of a record that was not delivered."""
-        delivery = self._delivery
-        if delivery.error is not None:
-            raise delivery.error.with_traceback(None)  # the records of a batch share the error
-        return delivery.metadata(self.index)
+        return self._delivery.metadata(self.index)
 
     # -- as an observer of the delivery
 

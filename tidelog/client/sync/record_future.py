@@ -253,7 +253,7 @@ class RecordFuture(Future[Any]):
     def result(self, timeout: float | None = None) -> Any:
         self._wait(timeout)
         try:
-            if self._exception is not None:
+            if self._delivery is None and self._exception is not None:
                 raise self._exception
             return self._result
         finally:
