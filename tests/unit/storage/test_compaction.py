@@ -51,6 +51,12 @@ def newest(log: PartitionLog) -> dict[bytes, bytes | None]:
     return {key: value for _, key, value in contents(log) if key is not None}
 
 
+def batches_in(log: PartitionLog) -> list[tuple[int, int, int]]:
+    """(base offset, last offset, leader epoch) of every batch."""
+    found = [header for segment in log.segments for _, header in headers(segment)]
+    return [(each.base_offset, each.last_offset, each.partition_leader_epoch) for each in found]
+
+
 class TestKeys:
     def test_only_the_newest_record_of_a_key_stays(self, logs: Logs):
         logs.append(keyed(("a", "1"), ("b", "1"), ("a", "2")), keyed(("b", "2"), ("c", "1")))
@@ -209,6 +215,26 @@ class TestProducersAndTransactions:
         repeated = logs.append(keyed(("a", "2"), producer_id=7, producer_epoch=0, base_sequence=2))[0]
         assert repeated.duplicate
         assert repeated.first_offset == 2
+
+    def test_what_is_left_of_a_batch_keeps_its_offsets_and_leader_epoch(self, logs: Logs):
+        """Otherwise a follower that copies it would have another log, and be cut at another offset."""
+        sent = [
+            (3, keyed(("a", "1"), ("b", "1"), ("c", "1"))),  # "a" is left
+            (4, keyed(("b", "1"), ("c", "1"), producer_id=7, producer_epoch=0, base_sequence=0)),  # nothing is left
+            (5, keyed(("d", "v" * 600), ("e", "1"))),  # "d" is left
+            (6, keyed(("b", "1"))),  # it goes, and ends its segment
+            (7, keyed(("b", "2"), ("c", "2"), ("e", "v" * 600))),
+        ]
+        for epoch, data in sent:
+            if epoch == 7:
+                roll(logs.log)
+            logs.append(data, epoch=epoch)
+        before = batches_in(logs.log)
+        roll(logs.log)
+        clean(logs.log)
+        assert [offset for offset, _, _ in contents(logs.log)] == [0, 5, 8, 9, 10]
+        assert batches_in(logs.log) == before
+        assert list(logs.kill_and_open().leader_epochs) == [(3, 0), (4, 3), (5, 5), (6, 7), (7, 8)]
 
     def test_aborted_records_go_and_never_come_back(self, logs: Logs):
         logs.append(keyed(("a", "old")))
