@@ -647,6 +647,35 @@ def test_more_ids_or_partitions_than_the_memory_holds_are_refused_and_the_others
     assert world.init("a").response.epoch == 1
 
 
+def test_a_client_with_ever_new_ids_does_not_shut_out_others():
+    """As batch writes of Spark. The ids that are unused for the longest go as if they had expired."""
+    world = TransactionWorld(TransactionCoordinatorConfig(max_memory_bytes=2_100 * 40))
+    for number in range(200):
+        if number % 20 == 0:
+            world.producer("used")
+        world.producer(f"write-{number}")
+        world.advance(180_000)
+    ids = set(world.coordinator().ids)
+    assert "used" in ids
+    assert ids >= {f"write-{number}" for number in range(180, 200)}, "used within the last hour"
+    world.restart()
+    assert set(world.coordinator().ids) == ids, "tombstones are in the log"
+
+
+def test_ids_that_were_used_within_an_hour_do_not_give_way():
+    world = TransactionWorld(TransactionCoordinatorConfig(max_memory_bytes=2_100 * 40))
+    names: list[str] = []
+    while isinstance(world.init(f"write-{len(names)}").response, ProducerIdentity):
+        names.append(f"write-{len(names)}")
+        world.advance(60_000)
+    assert len(names) == 40
+    assert set(world.coordinator().ids) == set(names)
+    world.advance(3_600_000)
+    world.init("new")
+    world.advance(1)
+    assert isinstance(world.init("new").response, ProducerIdentity)
+
+
 def test_the_charge_follows_the_state():
     world = TransactionWorld()
     memory = world.service._memory

@@ -37,6 +37,10 @@ class GroupMemoryBudget:
     def has_room_for(self, more_bytes: int) -> bool:
         return self.used_bytes + more_bytes <= self._bytes_max
 
+    @property
+    def is_nearly_full(self) -> bool:
+        return not self.has_room_for(self._bytes_max // 8)
+
 
 class GroupMemory:
     """The share of one group."""

@@ -41,6 +41,10 @@ DEADLINES_PER_TURN = 50
 # Keeps a batch of tombstones below max.message.bytes of the topic.
 TOMBSTONE_BYTES_PER_WRITE = 500_000
 _TOMBSTONE_BYTES = 100  # without the transactional id
+# Where ids nearly fill the memory of a node, those that are unused for the longest go early: a quarter of a partition's
+# in one look, none that was used within this time, and at most one look in this interval.
+UNUSED_MS_MIN = 3_600_000
+EARLY_INTERVAL_MS = 60_000
 COMPLETION_RETRY_MS = 100
 # A transaction takes no further partition when its record is larger: the record of its end has some bytes more, and
 # must fit into a batch of the topic, too. Few partitions always fit.
@@ -134,6 +138,8 @@ class TransactionCoordinator:
         self._to_mark: dict[str, None] = {}  # prepared ids whose markers are not on their way
         self._timers: TimerQueue[TimerKey] = TimerQueue()
         self._ids_to_check: list[str] = []
+        self._expiration_ms = config.transactional_id_expiration_ms
+        self._next_early_ms = 0
         self._open_to_check: list[str] = []
         self._waiting_count = 0
 
@@ -320,6 +326,9 @@ class TransactionCoordinator:
         """
         entry = self.ids.get(transactional_id)
         growth_bytes = self._growth_bytes(entry, transactional_id, metadata)
+        if growth_bytes > 0 and self._memory.is_nearly_full and outcome.now_ms >= self._next_early_ms:
+            self._next_early_ms = outcome.now_ms + EARLY_INTERVAL_MS
+            self._timers.set(EXPIRE, outcome.now_ms)
         if growth_bytes > 0 and token is not None and not self._memory.has_room_for(growth_bytes):
             outcome.warn("transactions hold too much", "a transaction is refused: those of this node hold too much")
             outcome.refuse(token, _E.COORDINATOR_NOT_AVAILABLE)
@@ -533,10 +542,10 @@ class TransactionCoordinator:
         return True
 
     def _expire(self, outcome: Outcome) -> None:
-        """Delete ids that have not been used for transactional.id.expiration.ms."""
+        """Delete ids that have not been used for transactional.id.expiration.ms, or for the longest."""
         if not self._ids_to_check:
-            self._ids_to_check = list(self.ids)
-        unused_since_ms = outcome.wall_ms - self._config.transactional_id_expiration_ms
+            self._choose_ids_to_check()
+        unused_since_ms = outcome.wall_ms - self._expiration_ms
         expired_ids: list[str] = []
         size_bytes = 0
         for _ in range(IDS_CHECKED_PER_TURN):
@@ -552,11 +561,25 @@ class TransactionCoordinator:
                 expired_ids.append(transactional_id)
                 size_bytes += _TOMBSTONE_BYTES + 3 * len(transactional_id)
         if expired_ids:
-            outcome.note(f"{len(expired_ids)} transactional ids expired, such as {expired_ids[0]}")
+            is_early = self._expiration_ms < self._config.transactional_id_expiration_ms
+            reason = " early: those of this node nearly fill their memory" if is_early else ""
+            outcome.note(f"{len(expired_ids)} transactional ids, such as {expired_ids[0]}, expired{reason}")
             tombstones = [TransactionRecord(transactional_id, None) for transactional_id in expired_ids]
             outcome.write(tombstones, Transition(tuple(expired_ids)))
         pause_ms = 1 if self._ids_to_check else self._config.remove_expired_interval_ms
         self._timers.set(EXPIRE, outcome.now_ms + pause_ms)
+
+    def _choose_ids_to_check(self) -> None:
+        self._ids_to_check = list(self.ids)
+        self._expiration_ms = self._config.transactional_id_expiration_ms
+        if self._memory.is_nearly_full:  # a client with ever new ids must not shut out all others for a week
+            self._ids_to_check.sort(key=self._last_use_ms)
+            del self._ids_to_check[-(-len(self.ids) // 4) :]
+            self._expiration_ms = min(self._expiration_ms, UNUSED_MS_MIN)
+
+    def _last_use_ms(self, transactional_id: str) -> int:
+        metadata = self.ids[transactional_id].metadata
+        return metadata.update_ms if metadata is not None else 0
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
