@@ -43,6 +43,20 @@ def test_the_old_process_is_fenced():
     assert world.leave("g", second).response.members[0].error_code == E.UNKNOWN_MEMBER_ID
 
 
+def test_a_static_member_that_has_dropped_its_id_is_not_fenced():
+    """librdkafka drops it when its session times out, and sends heartbeats until the program polls. The error of a
+    fenced member ended it for good, where the coordinator stood still, or another node led with all members.
+    """
+    world = World()
+    _, second = static_pair(world)
+    assert world.heartbeat(instance="i2").error == E.UNKNOWN_MEMBER_ID
+    assert world.sync(instance="i2").error == E.UNKNOWN_MEMBER_ID
+    assert world.commit(instance="i2", generation=1).error == E.UNKNOWN_MEMBER_ID
+    assert world.heartbeat(member=second, instance="i2").error == E.NONE
+    back = world.join(instance="i2").response
+    assert (back.generation_id, back.member_id.startswith("i2-")) == (1, True)
+
+
 @pytest.mark.parametrize(("version", "skips"), [(9, True), (8, False)])
 def test_a_leader_that_comes_back_is_told_not_to_assign(version: int, skips: bool):
     world = World()

@@ -241,8 +241,11 @@ class Group:
     def check_member(self, member_id: str, instance_id: str | None) -> ErrorCode:
         """NONE, UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID when another member id holds the instance
         (KIP-345).
+
+        Deviation: Kafka fences a sender without a member id, too. A consumer of librdkafka drops its id when its
+        session times out and sends heartbeats until its program polls. FENCED_INSTANCE_ID ends it for good.
         """
-        if instance_id is not None:
+        if instance_id is not None and member_id:
             holder_id = self.static_members.get(instance_id)
             if holder_id is None:
                 return ErrorCode.UNKNOWN_MEMBER_ID
