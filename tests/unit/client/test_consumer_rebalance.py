@@ -220,10 +220,13 @@ class TestMembershipThatIsLost:
                 with pytest.raises(KafkaError) as caught:
                     await until(lambda: False, consuming)
                 assert caught.value.code is ErrorCode.FENCED_INSTANCE_ID
+                depths = []
                 for _ in range(5):
                     with pytest.raises(KafkaError) as caught:
                         await consuming.poll(20)
                     assert caught.value.code is ErrorCode.FENCED_INSTANCE_ID
+                    depths.append(len(caught.traceback))
+                assert len(set(depths)) == 1, "each error has the traceback of its own poll"
                 assert len(cluster.sent(JoinGroupRequest)) == joins
                 assert consuming.assignment() == set()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from copy import copy
 from typing import Any
 
 from tidelog.client.assignment.protocol import UNKNOWN_GENERATION
@@ -202,7 +203,7 @@ class Rebalancer:
             if not membership.is_fenced:
                 membership.fatal_error = None
             await self._lose_all()
-            raise error
+            raise copy(error)  # the same one in each poll of a fenced member would get a longer and longer traceback
 
     async def _revoke_before_join(self) -> None:
         """Revoke partitions before joining: all of an eager member, the unsubscribed ones of a
