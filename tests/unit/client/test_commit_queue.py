@@ -171,3 +171,11 @@ async def test_whatever_is_refused_and_cancelled_the_last_call_stands(seed):
         await until(lambda: committed(cluster) == last)
     assert FindCoordinatorRequest in {type(request) for _, _, request in cluster.requests}
     assert FAST["retry_backoff_ms"] == 5
+
+
+async def test_a_commit_whose_time_is_over_behind_another_one_names_its_time():
+    async with FakeCluster(t=2) as cluster, alone(cluster, default_api_timeout_ms=300) as consuming:
+        cluster.script(OffsetCommitRequest, *[lambda request, node: SILENCE] * 2)
+        tasks = [await consuming.commit_async({partition: 5}) for partition in (T0, T1)]
+        outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE_S)
+    assert [str(each).rpartition(" within ")[2] for each in outcomes] == ["300 ms", "300 ms"]

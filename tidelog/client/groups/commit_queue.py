@@ -32,6 +32,7 @@ class _Commit:
         "identity",
         "offsets",
         "replaced_by",
+        "timeout_ms",
         "topic_ids",
         "unsettled",
     )
@@ -40,14 +41,16 @@ class _Commit:
         self,
         offsets: dict[TopicPartition, OffsetAndMetadata],
         identity: GroupIdentity,
-        deadline: float,
+        timeout_ms: float,
         topic_ids: Mapping[str, bytes],
     ) -> None:
         self.offsets = offsets
         self.identity = identity
         self.topic_ids = topic_ids
-        self.deadline = deadline
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.timeout_ms = timeout_ms
+        loop = asyncio.get_running_loop()
+        self.deadline = loop.time() + timeout_ms / 1000
+        self.future: asyncio.Future[None] = loop.create_future()
         self.replaced_by: set[_Commit] = set()
         self.dependents: list[_Commit] = []
         self.unsettled = 1
@@ -78,7 +81,6 @@ class CommitQueue:
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Commit] = deque()
         self._newest: dict[TopicPartition, _Commit] = {}
         self._worker: asyncio.Task[None] | None = None
@@ -99,7 +101,7 @@ class CommitQueue:
 
         `topic_ids`: as of `Coordinator.commit_once`, of this moment.
         """
-        commit = _Commit(dict(offsets), identity, self._loop.time() + timeout_ms / 1000, topic_ids)
+        commit = _Commit(dict(offsets), identity, timeout_ms, topic_ids)
         commit.future.add_done_callback(retrieve_exception)
         if self._is_closed:
             commit.settle(_closed_error())
@@ -148,7 +150,7 @@ class CommitQueue:
                 await self._coordinator.commit_once(offsets, commit.identity, commit.topic_ids)
 
         try:
-            await self._coordinator.retry((commit.deadline - self._loop.time()) * 1000, attempt)
+            await self._coordinator.retry(commit.timeout_ms, attempt, commit.deadline)
         except Exception as error:
             return error
         return None

@@ -286,13 +286,17 @@ class Coordinator:
             self.handle_error(code)
             raise KafkaError(code, message)
 
-    async def retry(self, timeout_ms: float, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Run `attempt` until it succeeds, fails for good, or the timeout is over.
+    async def retry(
+        self, timeout_ms: float, attempt: Callable[[], Awaitable[None]], deadline: float | None = None
+    ) -> None:
+        """Run `attempt` until it succeeds, fails for good, or the timeout is over: at `deadline`, where it began before
+        this call.
 
         Raises KafkaError.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_ms / 1000
+        if deadline is None:
+            deadline = loop.time() + timeout_ms / 1000
         failures = 0
         while True:
             try:
