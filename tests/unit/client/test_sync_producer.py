@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -454,6 +454,31 @@ def test_too_many_records_of_a_missing_topic_make_its_senders_wait_and_no_others
         assert values(cluster, "missing").count(b"x") == 100
 
 
+@contextmanager
+def filled_by_a_missing_topic(
+    cluster: FakeCluster, sending: Producer, record_count: int, **record: Any
+) -> Iterator[None]:
+    """A thread sends large records of a topic that comes at the end of the block, until its room of 15 is taken."""
+    sent: list[Future[Any]] = []
+
+    def send_to_missing() -> None:
+        for _ in range(record_count):
+            sent.append(sending.send("missing", **record))
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=send_to_missing)
+    thread.start()
+    wait_until(lambda: sending._behind_count >= 15)
+    yield
+    sent_count = len(sent)
+    cluster.create("missing", 1)
+    join(thread)
+    sending.flush()
+    assert sent_count <= 15
+    assert sending._behind_count == 0
+    assert len(values(cluster, "missing")) == record_count
+
+
 @pytest.mark.parametrize("as_value", [bytes, bytearray])
 def test_large_records_fill_the_queue_by_their_size(cluster, monkeypatch, as_value):
     """The queue had room for 4096 of any size, gigabytes beside `buffer_memory`."""
@@ -499,25 +524,11 @@ def test_large_keys_and_headers_fill_the_queue_by_their_size(cluster, monkeypatc
     caplog.set_level(logging.CRITICAL, "tidelog")
     monkeypatch.setattr(sync_producer, "_QUEUE_MAX", 15)
     cluster.auto_create_partitions = 0
-    with producer(cluster, max_block_ms=int(PATIENCE_S * 1000)) as sending:
-        sent: list[Future[Any]] = []
-
-        def send_to_missing() -> None:
-            for _ in range(50):
-                sent.append(sending.send("missing", **record))
-                time.sleep(0.001)
-
-        thread = threading.Thread(target=send_to_missing)
-        thread.start()
-        wait_until(lambda: sending._behind_count >= 15)
+    with (
+        producer(cluster, max_block_ms=int(PATIENCE_S * 1000)) as sending,
+        filled_by_a_missing_topic(cluster, sending, 50, **record),
+    ):
         time.sleep(0.1)
-        sent_count = len(sent)
-        cluster.create("missing", 1)
-        join(thread)
-        sending.flush()
-        assert sent_count <= 15
-        assert sending._behind_count == 0
-        assert len(values(cluster, "missing")) == 50
 
 
 def test_large_records_of_a_missing_topic_hold_no_large_ones_of_another(cluster, monkeypatch, caplog):
@@ -525,25 +536,10 @@ def test_large_records_of_a_missing_topic_hold_no_large_ones_of_another(cluster,
     monkeypatch.setattr(sync_producer, "_QUEUE_MAX", 15)
     cluster.auto_create_partitions = 0
     with producer(cluster, max_block_ms=int(PATIENCE_S * 1000)) as sending:
-        sent: list[Future[Any]] = []
-
-        def send_to_missing() -> None:
-            for _ in range(100):
-                sent.append(sending.send("missing", b"x" * 20_000))
-                time.sleep(0.001)
-
-        thread = threading.Thread(target=send_to_missing)
-        thread.start()
-        wait_until(lambda: sending._behind_count >= 15)
-        for count in range(30):
-            assert sending.send("t", b"y" * 20_000).result(PATIENCE_S).offset == count
-        sent_count = len(sent)
-        cluster.create("missing", 1)
-        join(thread)
-        sending.flush()
-        assert sent_count <= 15
+        with filled_by_a_missing_topic(cluster, sending, 100, value=b"x" * 20_000):
+            for count in range(30):
+                assert sending.send("t", b"y" * 20_000).result(PATIENCE_S).offset == count
         assert values(cluster, "missing") == [b"x" * 20_000] * 100
-        assert sending._behind_count == 0
 
 
 def test_a_sender_that_waits_for_room_for_a_large_record_ends_with_a_close(cluster, monkeypatch, caplog):

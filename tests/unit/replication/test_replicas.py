@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from tidelog.protocol.uuids import LOST_DIRECTORY, UNASSIGNED_DIRECTORY
 from tidelog.replication import leader_bounds
 from tidelog.replication.controller.metadata.image import METADATA_VERSION, MetadataDelta
 from tidelog.replication.controller.metadata.record_codec import DIRECTORIES_VERSION
+from tidelog.replication.partition import Partition
 from tidelog.replication.ports import OnResponse
 
 
@@ -364,6 +366,13 @@ def test_with_flush_messages_a_follower_says_only_what_its_device_has() -> None:
     assert [node.values() for node in cluster.nodes.values()] == [[b"a"], [b"a"]]
 
 
+def end_syncs(cluster: Replicas) -> None:
+    """The device ends the syncs that wait, and later ones at once."""
+    cluster.loop.device_waits = False
+    while cluster.loop.waiting:
+        cluster.loop.waiting.pop(0)()
+
+
 @pytest.mark.parametrize("led_before", [1, 3])
 def test_what_came_before_the_leader_changed_is_told_when_the_device_has_it(led_before: int) -> None:
     cluster = Replicas(3, log_flush_interval_messages="1")
@@ -377,30 +386,33 @@ def test_what_came_before_the_leader_changed_is_told_when_the_device_has_it(led_
     cluster.loop.run_for(600)
     followers = cluster.nodes[2].partition.in_sync.followers
     assert followers[1].log_end_offset <= 0, "node 1 would lose it with the power"
-    cluster.loop.device_waits = False
-    while cluster.loop.waiting:
-        cluster.loop.waiting.pop(0)()
+    end_syncs(cluster)
     cluster.loop.run_for(600)
     assert {node.marks for node in cluster.nodes.values()} == {(1, 1)}
 
 
-@pytest.mark.parametrize("records_between", [1, 3])
-def test_a_partition_that_waits_for_its_device_does_not_hold_up_the_others_of_its_leader(records_between: int) -> None:
-    """Its follower had no fetch open meanwhile: each produce to the others, also in another directory, took a sync."""
-    cluster = Replicas(2)
+def with_another_partition(cluster: Replicas) -> tuple[Partition, Callable[[], None]]:
+    """Each record waits for the device from now on. A second partition of the same leader, and a produce to it."""
     cluster.configure(flush_messages="1")
     cluster.add_topic(b"M" * 16, "many", 1)
     for node in cluster.nodes.values():
         node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"M" * 16: {0}}))
     cluster.loop.run_for(100)
     (other,) = (each for each in cluster.nodes[1].partitions.hosted() if each.topic == "many")
-    record = encode_batch([Record(0, 0, None, b"x")])
 
-    def produce_to_the_other() -> None:
-        cluster.nodes[1].partitions.append(other, memoryview(bytearray(record)), 0, -1)
+    def produce() -> None:
+        cluster.nodes[1].partitions.append(other, memoryview(encode_batch([Record(0, 0, None, b"x")])), 0, -1)
         cluster.loop.run_for(30)
 
-    produce_to_the_other()  # the first record of a new log waits for the device
+    produce()  # the first record of a new log waits for the device
+    return other, produce
+
+
+@pytest.mark.parametrize("records_between", [1, 3])
+def test_a_partition_that_waits_for_its_device_does_not_hold_up_the_others_of_its_leader(records_between: int) -> None:
+    """Its follower had no fetch open meanwhile: each produce to the others, also in another directory, took a sync."""
+    cluster = Replicas(2)
+    other, produce_to_the_other = with_another_partition(cluster)
     for _ in range(2):
         cluster.loop.device_waits = True
         sent = cluster.nodes[1].produce(b"a")
@@ -409,9 +421,7 @@ def test_a_partition_that_waits_for_its_device_does_not_hold_up_the_others_of_it
             produce_to_the_other()
             assert other.log.high_watermark == other.log.log_end_offset
         assert sent.code is None
-        cluster.loop.device_waits = False
-        while cluster.loop.waiting:
-            cluster.loop.waiting.pop(0)()
+        end_syncs(cluster)
         cluster.loop.settle()
         assert sent.code == 0
 
@@ -429,18 +439,7 @@ def test_the_fetches_during_a_slow_sync_wait_for_a_moment(
         request(link, api_key, version, body, on_response)
 
     monkeypatch.setattr(FakeLink, "request", noting)
-    cluster.configure(flush_messages="1")
-    cluster.add_topic(b"M" * 16, "many", 1)
-    for node in cluster.nodes.values():
-        node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"M" * 16: {0}}))
-    cluster.loop.run_for(100)
-    (other,) = (each for each in cluster.nodes[1].partitions.hosted() if each.topic == "many")
-
-    def produce_to_the_other() -> None:
-        cluster.nodes[1].partitions.append(other, memoryview(encode_batch([Record(0, 0, None, b"x")])), 0, -1)
-        cluster.loop.run_for(30)
-
-    produce_to_the_other()  # the first record of a new log waits for the device
+    _, produce_to_the_other = with_another_partition(cluster)
     cluster.loop.device_waits = True
     sent = cluster.nodes[1].produce(b"a")
     cluster.loop.settle()
@@ -450,9 +449,7 @@ def test_the_fetches_during_a_slow_sync_wait_for_a_moment(
     cluster.loop.run_for(30)
     assert set(waits_ms) == {10}
     waits_ms.clear()
-    cluster.loop.device_waits = False
-    while cluster.loop.waiting:
-        cluster.loop.waiting.pop(0)()
+    end_syncs(cluster)
     cluster.loop.settle()
     assert sent.code == 0
     assert waits_ms[-1] == 500
@@ -1031,9 +1028,7 @@ def test_with_flush_messages_acks_1_waits_for_the_leaders_device_alone() -> None
     one, every = cluster.nodes[1].produce(b"a", acks=1), cluster.nodes[1].produce(b"b")
     cluster.loop.settle()
     assert (one.code, every.code) == (None, None)
-    cluster.loop.device_waits = False
-    while cluster.loop.waiting:
-        cluster.loop.waiting.pop(0)()
+    end_syncs(cluster)
     cluster.loop.settle()
     assert (one.code, every.code) == (0, None)
 
