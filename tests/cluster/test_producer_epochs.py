@@ -234,7 +234,7 @@ def test_no_producer_raises_its_epoch_under_kills_and_pauses(new_cluster: NewClu
     choice = random.Random(SEED + run)
     print(f"seed {SEED + run}")
     javas = JAVA_PRODUCERS
-    if javas and (reason := peers.kafka_or_reason()) is not None:
+    if javas and (reason := peers.bring_kafka()) is not None:
         print(reason)
         javas = 0
     cluster = new_cluster(3)

@@ -26,7 +26,7 @@ PYTHON = ["confluent", "tidelog"]
 
 
 def everyone() -> list[str]:
-    return PYTHON if peers.kafka_or_reason() is not None else [*PYTHON, "java"]
+    return PYTHON if peers.bring_kafka() is not None else [*PYTHON, "java"]
 
 
 def hunt(directory: Path, brokers: int, histories: int, faults: Sequence[str], clients: Sequence[str]) -> None:

@@ -264,7 +264,7 @@ def micro(only: str, json_: bool) -> None:
 
 
 def _kafka_or_none(errors: Console) -> list[str]:
-    reason = peers.kafka_or_reason()
+    reason = peers.bring_kafka()
     if reason is None:
         return [comparison.THEIRS]
     errors.print(reason, style="yellow", markup=False)

@@ -33,6 +33,7 @@ SPARK_CONNECTOR = (
     ("org.apache.commons", "commons-pool2", "2.13.1"),
 )
 """The newest of Spark's Kafka connectors that can be had."""
+_MAVEN_S = 900.0
 # The collector settings of Kafka's own start script.
 _JVM = (
     "-server",
@@ -67,8 +68,8 @@ def why_unavailable() -> str | None:
     return None
 
 
-def kafka_or_reason() -> str | None:
-    """Bring the jars if need be; None when Kafka can be run here, else why it cannot, in one line."""
+def bring_kafka() -> str | None:
+    """Bring the jars if need be. Returns None, or why Kafka cannot be run here, in one line."""
     if (reason := why_unavailable()) is not None:
         return reason
     try:
@@ -106,7 +107,10 @@ def jars(name: str = "kafka", artifacts: Iterable[tuple[str, str, str]] = _DEPEN
         project.write_text(pom(artifacts))
         maven = ["mvn", "-q", "-B", "-f", str(project), "dependency:copy-dependencies"]
         maven += ["-DincludeScope=runtime", f"-DoutputDirectory={fetched}"]
-        done = subprocess.run(maven, check=False, capture_output=True, text=True)
+        try:
+            done = subprocess.run(maven, check=False, capture_output=True, text=True, timeout=_MAVEN_S)
+        except subprocess.TimeoutExpired:
+            raise PeerUnavailable(f"Apache Kafka skipped: Maven did not bring its jars in {_MAVEN_S:g} s") from None
         if done.returncode != 0:
             raise PeerUnavailable(f"Apache Kafka skipped: Maven failed: {(done.stdout + done.stderr).strip()[-300:]}")
         try:

@@ -60,7 +60,7 @@ def franz_go() -> None:
 
 def java() -> None:
     folder = HERE / "java"
-    if (reason := peers.kafka_or_reason()) is not None:
+    if (reason := peers.bring_kafka()) is not None:
         raise Failed(reason)
     sources = sorted(folder.glob("*.java"))
     if not newer(folder / "classes" / "Adapter.class", sources):

@@ -69,7 +69,7 @@ def _franz_go() -> Sequence[str]:
 
 
 def _java() -> Sequence[str]:
-    if (reason := peers.kafka_or_reason()) is not None:
+    if (reason := peers.bring_kafka()) is not None:
         raise Missing(reason)
     classes = HERE.parent / "java" / "classes"
     if not (classes / "Adapter.class").is_file():

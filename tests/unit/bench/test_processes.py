@@ -153,6 +153,9 @@ def test_kafka_is_skipped_with_a_line_when_there_is_no_java(monkeypatch: pytest.
     assert "no `mvn`" in (peers.why_unavailable() or "")
     (tmp_path / "mvn").touch(mode=0o755)
     assert peers.why_unavailable() is None
+    (tmp_path / "mvn").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    monkeypatch.setattr(peers, "_MAVEN_S", 0.1)
+    assert "Maven did not bring its jars" in (peers.bring_kafka() or "")
 
 
 def test_the_maven_project_names_kafka() -> None:

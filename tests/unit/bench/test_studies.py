@@ -426,7 +426,7 @@ def test_each_load_and_client_is_measured(
     number: int, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed (pip install 'tidelog[dev]')")
-    monkeypatch.setattr(three_clients, "kafka_or_reason", lambda: "no Java in this test")
+    monkeypatch.setattr(three_clients, "bring_kafka", lambda: "no Java in this test")
     study = quick_study(number, tmp_path)
     (table,) = study.tables
     assert len(table.rows) == rows

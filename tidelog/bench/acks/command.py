@@ -14,7 +14,7 @@ from tidelog.bench.acks import chart, contest, report
 from tidelog.bench.acks.settings import all_settings, studies
 from tidelog.bench.compare import OURS, THEIRS
 from tidelog.bench.keeping import ResultFile, save_option, shown_at_the_end
-from tidelog.bench.peers import kafka_or_reason
+from tidelog.bench.peers import bring_kafka
 from tidelog.cli.common import IntegerRange, NumberRange
 
 _NOTE = """Each producer waits for the answer to its record before it sends the next; with acks=0 there is no answer,
@@ -56,7 +56,7 @@ def acks(
     chosen = [study for study in studies() if not numbers or study.number in numbers]
     brokers = [OURS]
     if with_kafka:
-        reason = kafka_or_reason()
+        reason = bring_kafka()
         if reason is None:
             brokers.append(THEIRS)
         else:

@@ -87,7 +87,7 @@ def run(
         formats = FORMATS if reason is None else (OURS,)
         ours = stack.enter_context(RunningCluster(brokers.tidelog(directory / "tidelog", 1, _OPTIONS))).cluster
         bootstraps = dict.fromkeys(formats, ours.bootstrap_servers)
-        if reason is None and peers.kafka_or_reason() is None:
+        if reason is None and peers.bring_kafka() is None:
             try:
                 theirs = stack.enter_context(RunningCluster(brokers.kafka(directory / "kafka", 1, _OPTIONS))).cluster
                 bootstraps[THEIRS] = theirs.bootstrap_servers

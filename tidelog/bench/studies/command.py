@@ -18,7 +18,7 @@ from tidelog.bench.keeping import INTERRUPTED
 from tidelog.bench.page.charts import as_file
 from tidelog.bench.page.html import as_html
 from tidelog.bench.page.markdown import as_markdown, chart_files
-from tidelog.bench.peers import KAFKA_VERSION, kafka_or_reason
+from tidelog.bench.peers import KAFKA_VERSION, bring_kafka
 from tidelog.bench.report import machine
 from tidelog.bench.studies import plan_model, planning, runner
 from tidelog.bench.studies.base import Context
@@ -62,7 +62,7 @@ def report(
         click.echo(output / "report.html")
         return
     brokers = [only] if only else [OURS, THEIRS]
-    if THEIRS in brokers and (reason := kafka_or_reason()) is not None:
+    if THEIRS in brokers and (reason := bring_kafka()) is not None:
         errors.print(reason, style="yellow", markup=False)
         brokers.remove(THEIRS)
     if not brokers:

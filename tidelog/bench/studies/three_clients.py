@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tidelog.bench.compare import FAILURES, OURS, THEIRS, contestants
 from tidelog.bench.figures import one_line
-from tidelog.bench.peers import java_command, kafka_or_reason
+from tidelog.bench.peers import bring_kafka, java_command
 from tidelog.bench.raw import BenchError
 from tidelog.bench.scenarios.base import Contestant, CpuMeter, topic
 from tidelog.bench.studies.base import Context
@@ -78,7 +78,7 @@ class ThreeClients:
             "rounds": f"{chosen.rounds}, brokers in turn; medians",
         }
         clients = list(CLIENTS)
-        if (reason := kafka_or_reason()) is not None:
+        if (reason := bring_kafka()) is not None:
             clients.remove(JAVA)
             result.parameters["without Java's tools"] = reason
         cases = [
