@@ -33,6 +33,7 @@ from tidelog.replication.quorum.files.vote_writer import VoteWriter
 from tidelog.replication.quorum.listener import ListenerCalls, MetadataListener
 from tidelog.replication.quorum.metadata_repair import MetadataRepair
 from tidelog.replication.quorum.metadata_scrubber import MetadataScrubber
+from tidelog.replication.quorum.other_quorum import check_no_other_quorum
 from tidelog.replication.quorum.raft import following, leading
 from tidelog.replication.quorum.raft.messages import (
     AppendLeaderChange,
@@ -109,7 +110,7 @@ class RaftNode:
         self.exchange = exchange
         self.run_in_executor = run_in_executor
         self.clock_ms = clock_ms
-        self.is_closed = self._is_driving = False
+        self.is_closed = self._is_driving = self._is_started = False
         self.registered_brokers: Callable[[], Container[int]] = tuple
         """Of the metadata; their fetches are answered before those of others."""
         self._keeps_writes = keeps_writes
@@ -193,6 +194,9 @@ class RaftNode:
         # An observer gives no vote, and learns the epoch from the quorum: damage to the file must not stop it.
         state = self._read_vote() if self.raft.can_vote else None
         election = election_in(state, self._history, self.raft.can_vote)
+        if state is None and self.log.end_offset == 0 and self._history.latest.is_only(self.raft.own):
+            await check_no_other_quorum(self, self._cluster_id)
+        self._is_started = True
         if loaded is not None:
             identity, snapshot = loaded
             self._listener.on_snapshot(identity, snapshot.values, snapshot.last_timestamp_ms)
@@ -445,8 +449,8 @@ class RaftNode:
         """Raises KafkaError after this node has left the quorum."""
         if self._failure is not None:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log failed: {self._failure}")
-        if self.is_closed:
-            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "this node is stopping")
+        if self.is_closed or not self._is_started:
+            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "this node starts or stops")
         return await serve(request, version)
 
     # -- for the service ---------------------------------------------------------------------------------------------
