@@ -16,7 +16,7 @@ from tests.patience import PATIENCE_S, join, wait_until
 from tests.unit.client.fake_broker import FakeCluster, refuse_produce
 from tests.unit.client.test_producer import FAST, numbered
 from tests.unit.client.test_transaction_offsets import Lost
-from tests.unit.client.transacting import cluster_of, story
+from tests.unit.client.transacting import cluster_of, refuse_end, story
 from tidelog.client import (
     BatchSendError,
     ConsumerGroupMetadata,
@@ -30,6 +30,7 @@ from tidelog.client import (
 from tidelog.client.sync import Producer
 from tidelog.client.sync.loop_thread import LoopThread
 from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.end_txn import EndTxnRequest
 from tidelog.protocol.messages.produce import ProduceRequest
 
 
@@ -61,6 +62,34 @@ def test_a_block_commits_everything_that_was_queued_in_it(cluster):
                     sending.send("t", b"%d" % number, partition=0)
         assert cluster.transactions.committed == numbered(6_000)
         assert cluster.transactions.ends == ["commit", "commit"]
+
+
+def test_an_interrupted_block_ends_soon_while_its_abort_gets_no_answer(cluster):
+    """Ctrl-C in a block took `max_block_ms` while a broker hung."""
+    interrupted, began = threading.Event(), threading.Event()
+
+    def work(sending: Producer) -> None:
+        with suppress(KeyboardInterrupt), sending.transaction():
+            sending.send_and_wait("t", b"1", partition=0)
+            cluster.script(EndTxnRequest, *[refuse_end(ErrorCode.NOT_COORDINATOR)] * 100_000)
+            began.set()
+            raise KeyboardInterrupt
+        interrupted.set()
+
+    with transactional(cluster, max_block_ms=600_000) as sending:
+        thread = threading.Thread(target=work, args=(sending,))
+        thread.start()
+        assert began.wait(PATIENCE_S)
+        try:
+            assert interrupted.wait(PATIENCE_S)
+            assert cluster.transactions.ends == []
+        finally:
+            cluster.scripts.clear()
+            join(thread)
+        with sending.transaction():  # waits for the abort
+            sending.send("t", b"next", partition=0)
+        assert cluster.transactions.ends == ["abort", "commit"]
+        assert cluster.transactions.committed == [b"next"]
 
 
 def test_a_block_that_raises_aborts_what_was_queued_in_it(cluster):

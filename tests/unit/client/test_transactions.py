@@ -129,6 +129,40 @@ async def test_a_cancellation_aborts(version):
         assert cluster.transactions.ends == ["abort"]
 
 
+@pytest.mark.parametrize("is_in_commit", [False, True])
+@both_versions
+async def test_a_cancelled_block_ends_soon_while_its_abort_gets_no_answer(version, is_in_commit):
+    """A timeout of a second around a block took `max_block_ms` while a broker hung."""
+    async with cluster_of(version) as cluster, transactional(cluster, max_block_ms=600_000) as sending:
+        began = asyncio.Event()
+
+        async def work() -> None:
+            async with sending.transaction():
+                await sending.send_and_wait("t", b"1", partition=0)
+                if is_in_commit:
+                    cluster.script(ProduceRequest, *[refuse_produce(ErrorCode.NOT_LEADER_OR_FOLLOWER)] * 100_000)
+                    await sending.send("t", b"2", partition=0)
+                began.set()
+                if not is_in_commit:
+                    await asyncio.Event().wait()
+
+        task = asyncio.create_task(work())
+        await began.wait()
+        cluster.script(FindCoordinatorRequest, *[no_coordinator] * 100_000)
+        cluster.script(EndTxnRequest, *[refuse_end(ErrorCode.NOT_COORDINATOR)] * 100_000)
+        await asyncio.sleep(0.01)
+        task.cancel()
+        try:
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(asyncio.shield(task), PATIENCE_S)
+            assert cluster.transactions.ends == []
+        finally:
+            cluster.scripts.clear()
+        await run(sending, b"next")  # waits for the abort
+        assert cluster.transactions.ends == ["abort", "commit"]
+        assert cluster.transactions.committed == [b"next"]
+
+
 @both_versions
 async def test_a_cancellation_of_the_commit_before_it_is_sent_aborts(version):
     async with cluster_of(version) as cluster, transactional(cluster) as sending:

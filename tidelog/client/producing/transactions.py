@@ -28,6 +28,9 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 
 logger = client_logger(__name__)
 
+INTERRUPTED_ABORT_S = 1.0
+"""How long a cancelled or interrupted block waits for its abort, which then goes on in the background."""
+
 _OPEN_OR_FAILED = (State.ABORTABLE_ERROR, State.FATAL_ERROR, State.IN_TRANSACTION)
 _RESTING = (State.READY, *_OPEN_OR_FAILED)
 
@@ -320,7 +323,11 @@ class TransactionScope:
         else:
             transactions.abandon()
         try:
-            await transactions.wait_for_abort()
+            # A program that cancels its task, or is interrupted, wants it to end also while no coordinator answers.
+            async with asyncio.timeout(None if isinstance(error, Exception) else INTERRUPTED_ABORT_S):
+                await transactions.wait_for_abort()
+        except TimeoutError:
+            logger.warning("the abort after %r goes on in the background", error)
         except TransactionError as problem:
             # The program gets the error that led to the abort.
             logger.warning("the abort after %r failed: %s", error, problem)
