@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import logging
 import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
@@ -325,6 +327,25 @@ def test_records_of_a_missing_topic_wait_at_the_same_time(cluster, caplog):
         assert 1 < time.monotonic() - began < count  # one after another they take twice that
         assert sending._topic_waits == {}
         assert sending._behind_count == 0
+
+
+def test_a_record_that_has_failed_is_kept_neither_by_its_future_nor_until_a_garbage_collection(cluster, caplog):
+    """The traceback of the failure had the record, and the future: large records of a missing topic took gigabytes."""
+    caplog.set_level(logging.CRITICAL, "tidelog")
+    cluster.auto_create_partitions = 0
+    gc.disable()
+    try:
+        with producer(cluster, max_block_ms=50) as sending:
+            kept, dropped = (sending.send("missing", b"x") for _ in range(2))
+            for future in (kept, dropped):
+                error = future.exception(PATIENCE_S)
+                assert error is not None
+                assert (error.__traceback__, error.__context__) == (None, None)
+            reference = weakref.ref(dropped)
+            del dropped, future
+            wait_until(lambda: reference() is None)
+    finally:
+        gc.enable()
 
 
 def test_a_record_of_a_missing_topic_holds_no_record_of_another_one(cluster, caplog):

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Never
@@ -479,7 +480,8 @@ class Producer(BlockingClient):
         """`transaction`: that of a record that has waited, 0 if it is not a part of any."""
         if isinstance(error, RuntimeError) and self._producer._closed:  # it was sent before `close`, and is left
             error = KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY)
-        future.set_exception(error)
+        # Without the traceback, whose frames have the record, and the future: only the garbage collector would free it.
+        future.set_exception(copy(error) if isinstance(error, KafkaError) else error)
         self._log_once(text_of(error))
         self._producer.note_lost_record(error, transaction)
         self._producer.report_unsent(error)
@@ -557,10 +559,7 @@ class Producer(BlockingClient):
         self._run(self._flush)
 
     async def _flush(self) -> None:
-        """Flush the records queued so far.
-
-        Records of other threads queued meanwhile do not prolong it.
-        """
+        """Flush the records queued so far. Records of other threads queued meanwhile do not prolong it."""
         await self._drain_queue()
         await self._producer.flush()
 
