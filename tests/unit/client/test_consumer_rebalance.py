@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S
-from tests.unit.client.fake_broker import FakeCluster, FakeNode, FakePartition
+from tests.unit.client.fake_broker import DROP, FakeCluster, FakeNode, FakePartition
 from tests.unit.client.test_consumer import T0, T1, consumer, fill, read, until
 from tidelog.client import Consumer, ConsumerGroupMetadata, RebalanceListener, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -23,7 +23,7 @@ from tidelog.protocol.messages.offset_commit import (
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
 )
-from tidelog.protocol.messages.sync_group import SyncGroupRequest
+from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 COOPERATIVE = {"group_id": "g", "partition_assignment_strategy": "cooperative-sticky"}
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
@@ -258,6 +258,32 @@ class TestMembershipThatIsLost:
                         await until(lambda: False, consuming)
                     assert caught.value.code is ErrorCode.FENCED_INSTANCE_ID
                 assert len(cluster.sent(JoinGroupRequest)) == 1
+
+    @pytest.mark.parametrize("has_answer", [True, False])
+    async def test_a_static_member_drops_an_id_that_only_a_replaced_coordinator_knows(self, has_answer):
+        """A coordinator that had hung took it for new and answered its JoinGroup; the next one fenced it for good."""
+        moved = SyncGroupResponse(error_code=ErrorCode.NOT_COORDINATOR)
+        async with (
+            FakeCluster(t=1) as cluster,
+            consumer(cluster, "t", group_id="g", group_instance_id="i") as consuming,
+        ):
+            cluster.script(SyncGroupRequest, lambda request, node: moved if has_answer else DROP)
+            await until(lambda: consuming.assignment() == {T0}, consuming)
+            assert [request.member_id for request in cluster.sent(JoinGroupRequest)][:2] == ["", ""]
+
+    async def test_a_static_member_keeps_the_id_that_the_next_coordinator_knows(self):
+        moved = SyncGroupResponse(error_code=ErrorCode.NOT_COORDINATOR)
+        rebalance = HeartbeatResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+        async with (
+            FakeCluster(t=1) as cluster,
+            consumer(cluster, "t", group_id="g", group_instance_id="i") as consuming,
+        ):
+            await until(lambda: consuming.assignment() == {T0}, consuming)
+            joins = len(cluster.sent(JoinGroupRequest))
+            cluster.script(SyncGroupRequest, lambda request, node: moved)
+            cluster.script(HeartbeatRequest, lambda request, node: rebalance)
+            await until(lambda: len(cluster.sent(JoinGroupRequest)) >= joins + 2, consuming)
+            assert all(request.member_id for request in cluster.sent(JoinGroupRequest)[joins:])
 
     async def test_a_commit_without_a_membership_is_refused_here(self):
         async with FakeCluster(t=1) as cluster, consumer(cluster, "t", group_id="g") as consuming:

@@ -94,6 +94,8 @@ class Membership:
         partitions first.
         """
         self._member_id = ""
+        self._is_id_stored = True
+        """The coordinator has answered a SyncGroup with this id, so that the next coordinator knows it."""
         self._generation = UNKNOWN_GENERATION
         self._last_assignment: tuple[TopicPartition, ...] = ()
         self._last_generation = UNKNOWN_GENERATION
@@ -163,6 +165,8 @@ class Membership:
                         self._coordinator.handle_error(code)
                         if code is ErrorCode.FENCED_INSTANCE_ID:
                             self._fail(code)
+                        elif self._config.group_instance_id is not None and not self._coordinator.is_known:
+                            self._drop_id_of_one_coordinator()
                         if not error.retriable:
                             raise
                         failures += 1
@@ -192,12 +196,14 @@ class Membership:
             self._member_id = answer.member_id
         if code is not ErrorCode.NONE:
             raise KafkaError(code, f"joining group {self._coordinator.group_id!r} was refused")
+        self._is_id_stored &= answer.member_id == self._member_id
         self._member_id, self._generation = answer.member_id, answer.generation_id
         self._watched_counts = None
         assignments: dict[str, bytes] = {}
         if answer.leader == answer.member_id:
             assignments = await self._assign_as_leader(answer)
         assigned = await self._sync_group(answer.protocol_name, assignments)
+        self._is_id_stored = True
         self._last_assignment, self._last_generation = assigned, self._generation
         return assigned
 
@@ -321,6 +327,13 @@ class Membership:
         self._generation = UNKNOWN_GENERATION
         if code is ErrorCode.UNKNOWN_MEMBER_ID:
             self._member_id = ""
+
+    def _drop_id_of_one_coordinator(self) -> None:
+        """A coordinator that hung and was replaced makes ids until it learns of it. The next one does not know them,
+        and would fence this static member for good.
+        """
+        if not self._is_id_stored:
+            self._forget_membership(ErrorCode.UNKNOWN_MEMBER_ID)
 
     def _start_heartbeats(self) -> None:
         if self._heartbeat_task is None or self._heartbeat_task.done():
