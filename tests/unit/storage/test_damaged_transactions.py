@@ -334,11 +334,9 @@ def test_a_repaired_record_of_a_transaction_whose_end_is_damaged_is_not_passed_o
     assert log.aborted_transactions(0, 1000) == rows
 
 
-@pytest.mark.parametrize("is_deleted_before", [True, False])
+@pytest.mark.parametrize("deletion", ["before", "after", "of what no replica has", "of one of two that no replica has"])
 @pytest.mark.parametrize("hides_end", [True, False])
-def test_damage_to_deleted_records_leaves_no_transaction_open(
-    logs: MakeLogs, is_deleted_before: bool, hides_end: bool
-) -> None:
+def test_damage_to_deleted_records_leaves_no_transaction_open(logs: MakeLogs, deletion: str, hides_end: bool) -> None:
     """It is not repaired, so readers of committed records waited until a producer wrote to the leader."""
     made = logs(segment_bytes=100_000)
     made.append(idempotent(0, transactional=True), batch(1), batch(1), from_client=False)
@@ -348,18 +346,23 @@ def test_damage_to_deleted_records_leaves_no_transaction_open(
     end = made.log.log_end_offset
     if not hides_end:
         made.append(idempotent(1, transactional=True), from_client=False)
-    made.append(marker(abort=False, producer_id=8), from_client=False)
-    if is_deleted_before:
+    made.append(marker(abort=False, producer_id=8), batch(1), batch(1), from_client=False)
+    if deletion == "before":
         made.log.delete_records(end - 3)
     made.directory.write_checkpoints()
     made.kill()
     damage(made.folder / made.files("*.log")[0], 3 if hides_end else 2, "CRC")
+    if "one of two" in deletion:
+        damage(made.folder / made.files("*.log")[0], 8, "CRC")
     log = made.open(machine_ran_on=True)
     log.set_high_watermark(log.log_end_offset)
-    if not is_deleted_before:
+    if deletion != "before":
+        assert log.last_stable_offset == 0
+        for _, each in log.damaged_ranges() if "no replica" in deletion else ():
+            log.accept_loss(each)
         assert log.last_stable_offset == 0
         log.delete_records(end - 3)
-    assert log.damaged_ranges() == []
+    assert len(log.damaged_ranges()) == ("one of two" in deletion)
     assert log.last_stable_offset == (log.log_end_offset if hides_end else end)
     assert not log.lacks_producers
 

@@ -692,10 +692,12 @@ class PartitionLog:
 
     def _advance_log_start(self, offset: int) -> None:
         if offset > self.log_start_offset:
+            hiding = self.damaged_ranges() if self.passes_damage else []
             self.log_start_offset = offset
             self.leader_epochs.truncate_from_start(offset)
             self.producers.on_high_watermark(offset)
-            self._know_producers()
+            if len(hiding) > len(self.damaged_ranges()):  # what it hid of transactions is deleted, and not repaired
+                self.reload_producers()
 
     def maintain(self, now_ms: int, doomed: list[str] | None = None) -> bool:
         """Apply retention, request flushes by time, and remove files that are due. False if retention is not done yet.
