@@ -106,6 +106,27 @@ async def test_records_that_are_not_delivered_are_acknowledged_with_their_error(
     assert noting.acknowledged.count((0, 0)) == 1
 
 
+async def test_what_an_interceptor_does_with_an_error_does_not_change_that_of_another_record() -> None:
+    class Remarking(Noting):
+        def on_acknowledgement(self, metadata: Any, error: Any) -> None:
+            super().on_acknowledgement(metadata, error)
+            error.add_note("seen")
+
+    interceptors = [Remarking(), Remarking()]
+    async with (
+        FakeCluster(t=1) as cluster,
+        producer(cluster, interceptors=interceptors, linger_ms=60_000) as sending,
+    ):
+        futures = [await sending.send("t", b"") for _ in range(3)]
+        await sending.close(0)
+        for future in futures:
+            with pytest.raises(KafkaError, match="NETWORK_EXCEPTION") as raised:
+                await future
+            assert not hasattr(raised.value, "__notes__")
+    for noting in interceptors:
+        assert [(str(error), error.__notes__) for error in noting.acknowledged] == [(str(raised.value), ["seen"])] * 3
+
+
 async def test_records_of_a_cancelled_call_are_acknowledged_too() -> None:
     """An interceptor that counts what is underway never came back to zero."""
     noting = Noting()

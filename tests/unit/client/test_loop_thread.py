@@ -339,6 +339,14 @@ def start_a_call(client: Client, errors: list[BaseException]) -> threading.Threa
     return calling
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="garbage is not collected inside an allocation any more")
+def test_a_client_has_a_dict_before_a_second_thread_has_the_client():
+    """CPython 3.11 may collect garbage while it makes a `__dict__`, and a second thread then gets another one."""
+    client = BlockingClient()
+    referents = gc.get_referents(client)
+    assert any(each is client.__dict__ for each in referents)
+
+
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # of a close that had not begun
 def test_no_interrupt_of_a_close_leaves_another_call_without_an_end():
     for step in count():

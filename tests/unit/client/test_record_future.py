@@ -21,6 +21,7 @@ from tests.unit.client.test_loop_thread import WAITING_MODULES, handled_at, inte
 from tidelog.client.model import RecordMetadata, TopicPartition
 from tidelog.client.producing.batch_delivery import BatchDelivery
 from tidelog.client.producing.record_timestamps import RecordTimestamps
+from tidelog.client.producing.transaction_errors import TransactionAborted
 from tidelog.client.sync.record_future import RecordFuture, record_future_class
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -115,6 +116,30 @@ def test_what_a_program_does_with_an_error_does_not_change_that_of_another_recor
         assert untouched is not None
         assert untouched.__traceback__ is untouched.__context__ is None
         assert not hasattr(untouched, "__notes__")
+
+
+def test_the_error_of_each_record_is_of_the_kind_of_the_batch() -> None:
+    loop = Loop(2)
+    loop.bind().fail(TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, "t"))
+    for future in loop.futures:
+        error = future.exception()
+        assert isinstance(error, TransactionAborted)
+        assert (error.code, error.message) == (ErrorCode.TRANSACTION_ABORTABLE, "t")
+        with pytest.raises(TransactionAborted):
+            future.result()
+
+
+def test_those_who_wait_for_a_record_learn_of_its_end_before_its_callbacks_run() -> None:
+    """As of the standard future: a callback may take long."""
+    loop = Loop(1)
+    [future] = loop.futures
+    waiting_sees: list[Any] = []
+    waiter: Any = concurrent.futures._base._AsCompletedWaiter()
+    future.call_when_done(lambda _: waiting_sees.append(list(waiter.event._ended)))
+    future.add_done_callback(lambda _: waiting_sees.append(list(waiter.event._ended)))
+    future._waiters.append(waiter)
+    future.set_result(None)
+    assert waiting_sees == [[future], [future]]
 
 
 def test_a_future_is_settled_once() -> None:

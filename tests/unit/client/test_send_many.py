@@ -262,6 +262,25 @@ async def test_a_batch_is_written_whole_or_not_at_all() -> None:
         assert await (await sending.send_batch("t", [b"last"], partition=0)) == ("t", 0, 0, 1)
 
 
+@pytest.mark.parametrize("call", ["send_batch", "send_many"])
+def test_calls_that_fail_at_the_same_time_have_errors_of_their_own(call: str) -> None:
+    """The traceback of one for all grew with each `result()`, and so did what a program logged of it."""
+    with (
+        served(t=1) as cluster,
+        sync.Producer(bootstrap_servers=cluster.bootstrap, **FAST, linger_ms=60_000) as sending,
+    ):
+        cluster.script(ProduceRequest, *[refuse_produce(ErrorCode.NOT_LEADER_OR_FOLLOWER)] * 1_000)
+        options = {"partition": 0} if call == "send_batch" else {}
+        futures = [getattr(sending, call)("t", [b"a", b"b"], **options) for _ in range(3)]
+        sending.close(0)
+        depths: list[int] = []
+        for future in futures:
+            with pytest.raises(KafkaError, match="NETWORK_EXCEPTION") as raised:
+                future.result(PATIENCE_S)
+            depths.append(len(raised.traceback))
+        assert len(set(depths)) == 1
+
+
 async def test_a_cancelled_call_keeps_what_it_has_appended() -> None:
     async with FakeCluster(t=1) as cluster, producer(cluster, buffer_memory=1_000, batch_size=100) as sending:
         await sending.partitions_for("t")

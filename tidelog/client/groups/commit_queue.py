@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
 from tidelog.client.model import OffsetAndMetadata, TopicPartition
-from tidelog.client.network.outcomes import retrieve_exception, start_task
+from tidelog.client.network.outcomes import own_error, retrieve_exception, start_task
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
@@ -68,7 +68,7 @@ class _Commit:
             commit.unsettled -= 1
             if not commit.future.done():
                 if commit.error is not None:
-                    commit.future.set_exception(commit.error)
+                    commit.future.set_exception(own_error(commit.error))
                 elif not commit.unsettled:
                     commit.future.set_result(None)
             if not commit.unsettled:

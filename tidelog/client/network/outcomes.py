@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
+from copy import copy
 from typing import Any, TypeVar
 
+from tidelog.protocol.errors import KafkaError
+
 Result = TypeVar("Result")
+ErrorType = TypeVar("ErrorType", bound=BaseException | None)
 
 
 def start_task(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
@@ -22,6 +26,13 @@ def retrieve_exception(outcome: asyncio.Future[Any]) -> None:
     """
     if not outcome.cancelled():
         outcome.exception()
+
+
+def own_error(error: ErrorType) -> ErrorType:
+    """A KafkaError of its own for one of several that get the same error: a raise changes it, and all of them together
+    would give it a traceback as long as their number.
+    """
+    return copy(error) if isinstance(error, KafkaError) else error
 
 
 def text_of(error: BaseException) -> str:

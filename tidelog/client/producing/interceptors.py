@@ -14,6 +14,7 @@ from typing import Any
 from tidelog.client.arguments import shown
 from tidelog.client.client_logging import client_logger
 from tidelog.client.model import ProducerRecord, RecordMetadata
+from tidelog.client.network.outcomes import own_error
 
 logger = client_logger(__name__)
 
@@ -60,7 +61,7 @@ class Interceptors:
         """Call all interceptors for one record."""
         for interceptor in self._interceptors:
             try:
-                interceptor.on_acknowledgement(metadata, error)
+                interceptor.on_acknowledgement(metadata, own_error(error))
             except BaseException as fault:
                 _handle_fault(interceptor, "on_acknowledgement", fault)
 

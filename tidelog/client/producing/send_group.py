@@ -6,6 +6,7 @@ gets its outcome once, when every record of the call is delivered or has failed.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any, NamedTuple, Protocol
 
 from tidelog.client.model import WrittenRange
@@ -146,4 +147,4 @@ class BatchOutcome(SendGroup):
         return written[0]
 
     def _error(self, error: KafkaError, written: list[WrittenRange]) -> KafkaError:
-        return error
+        return copy(error)  # of several batches that fail together each gets one of its own
