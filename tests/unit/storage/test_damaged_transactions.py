@@ -16,6 +16,7 @@ from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.storage.log.hidden_transactions import stable_bound
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
+from tidelog.storage.segments.log_config import LogConfig
 from tidelog.storage.segments.transaction_index import AbortedTransaction
 
 MakeLogs = Callable[..., Logs]
@@ -364,6 +365,26 @@ def test_damage_to_deleted_records_leaves_no_transaction_open(logs: MakeLogs, de
         log.delete_records(end - 3)
     assert len(log.damaged_ranges()) == ("one of two" in deletion)
     assert log.last_stable_offset == (log.log_end_offset if hides_end else end)
+    assert not log.lacks_producers
+
+
+@pytest.mark.parametrize("has_copy", [True, False])
+def test_retention_of_a_damaged_end_leaves_no_transaction_open(logs: MakeLogs, has_copy: bool) -> None:
+    made = logs(segment_bytes=300)
+    made.append(idempotent(0, transactional=True), batch(1), marker(abort=False), from_client=False)
+    while len(made.files("*.log")) < 3:
+        made.append(batch(1))
+    made.directory.write_checkpoints()
+    made.kill()
+    damage(made.folder / made.files("*.log")[0], 2, "CRC")
+    log = made.open(machine_ran_on=True)
+    if not has_copy:
+        log.accept_loss(log.damaged_ranges()[0][1])
+    assert log.last_stable_offset == 0
+    log.set_config(LogConfig(segment_bytes=300, retention_bytes=300))
+    log.maintain(NOW)
+    assert log.damaged_ranges() == []
+    assert 0 < log.log_start_offset < log.last_stable_offset == log.log_end_offset
     assert not log.lacks_producers
 
 

@@ -735,10 +735,11 @@ class PartitionLog:
         if count:
             if count == len(self.segments):
                 self.roll(now_ms)
+            start = self.segments[count].base_offset
+            logger.info("%s: deleting %d segments below %d", self.directory, count, start)
+            self._advance_log_start(start)  # first: damage in the segments may hide transactions
             self.segments.condemn_first(count)
             self.durability.note_directory(self.directory)
-            logger.info("%s: deleting %d segments below %d", self.directory, count, self.segments.first.base_offset)
-            self._advance_log_start(self.segments.first.base_offset)
         return not has_more
 
     def rename_condemned(self, checkpointed_log_start: int, now_ms: int, count: int = INT64_MAX) -> None:
