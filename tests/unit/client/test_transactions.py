@@ -31,6 +31,7 @@ from tidelog.client import (
     TransactionTimeout,
 )
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.producing import transactions
 from tidelog.client.producing.transaction_manager import TransactionManager
 from tidelog.client.producing.transactions import Transactions
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
@@ -161,6 +162,22 @@ async def test_a_cancelled_block_ends_soon_while_its_abort_gets_no_answer(versio
         await run(sending, b"next")  # waits for the abort
         assert cluster.transactions.ends == ["abort", "commit"]
         assert cluster.transactions.committed == [b"next"]
+
+
+@both_versions
+async def test_a_block_that_fails_waits_for_its_abort_as_long_as_it_takes(version, monkeypatch):
+    monkeypatch.setattr(transactions, "INTERRUPTED_ABORT_S", 0.0)
+    async with cluster_of(version) as cluster, transactional(cluster) as sending:
+        cluster.script(EndTxnRequest, *[refuse_end(ErrorCode.NOT_COORDINATOR)] * 3)
+
+        async def work() -> None:
+            async with sending.transaction():
+                await sending.send_and_wait("t", b"1", partition=0)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await work()
+        assert cluster.transactions.ends == ["abort"]
 
 
 @both_versions
