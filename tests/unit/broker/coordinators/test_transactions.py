@@ -676,6 +676,61 @@ def test_ids_that_were_used_within_an_hour_do_not_give_way():
     assert isinstance(world.init("new").response, ProducerIdentity)
 
 
+def grow(world: TransactionWorld, name: str) -> None:
+    """One more id, and the look at the others if it is due."""
+    assert isinstance(world.init(name).response, ProducerIdentity)
+    world.advance(1)
+
+
+def test_the_quarter_that_is_unused_for_the_longest_goes_from_seven_eighths_on():
+    world = TransactionWorld(TransactionCoordinatorConfig(max_memory_bytes=2_100 * 40))
+    for number in range(30):
+        world.producer(f"{number}")
+        world.advance(1000)
+    for number in range(20):  # in another order than that of their first use
+        world.producer(f"{number}")
+        world.advance(1000)
+    world.advance(7_200_000)
+    grow(world, "30")
+    assert len(world.coordinator().ids) == 31, "there is room"
+    for number in range(31, 37):
+        grow(world, f"{number}")
+    assert set(map(str, range(37))).difference(world.coordinator().ids) == set(map(str, range(20, 30)))
+    world.advance(7_200_000)
+    assert len(world.coordinator().ids) == 27, "the others have their week again"
+
+
+def test_the_ids_of_a_partition_are_looked_at_once_a_minute():
+    """Where those of the other partitions take the room, none of its own would be left."""
+    world = TransactionWorld(TransactionCoordinatorConfig(max_memory_bytes=2_100 * 40), partitions=2)
+    names = [f"{number}" for number in range(200)]
+    own, others = ([each for each in names if world.service.partition_for(each) == index] for index in range(2))
+    world.advance(600_000)
+    for name in own[:8]:
+        world.producer(name)
+    world.advance(1_000_000)
+    for name in others[:30]:
+        world.producer(name)
+    world.advance(2_600_000)
+    for index, left in enumerate((6, 7, 8)):
+        grow(world, own[8 + index])
+        assert len(world.coordinator(0).ids) == left
+    world.advance(60_000)
+    grow(world, own[11])
+    assert len(world.coordinator(0).ids) == 6
+
+
+def test_a_time_of_expiration_below_an_hour_holds_where_the_memory_is_nearly_full():
+    world = TransactionWorld(
+        TransactionCoordinatorConfig(max_memory_bytes=2_100 * 40, transactional_id_expiration_ms=60_000)
+    )
+    for number in range(36):
+        world.producer(f"{number}")
+    world.advance(60_000)
+    grow(world, "36")
+    assert len(world.coordinator().ids) == 27
+
+
 def test_the_charge_follows_the_state():
     world = TransactionWorld()
     memory = world.service._memory
