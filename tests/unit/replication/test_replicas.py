@@ -73,9 +73,9 @@ def test_a_follower_says_why_it_cannot_fetch_from_its_leader(caplog: pytest.LogC
     cluster = Replicas(2)
     cluster.loop.run_for(100)
     cluster.stop(1)
-    cluster.loop.run_for(14_000)
+    cluster.loop.run_for(29_000)
     assert not warnings(caplog), "most leaders are back, or replaced, by then"
-    cluster.loop.run_for(31_000)
+    cluster.loop.run_for(16_000)
     line = "no records come from broker 1 for the replicas here that follow it (1): node:1: the process has ended"
     assert set(warnings(caplog)) == {line}
     cluster.start(1)
@@ -96,6 +96,20 @@ def test_a_follower_says_that_its_leader_has_no_listener_for_it(
     (line,) = set(warnings(caplog))
     assert line.startswith("no records come from broker 1 ")
     assert "inter.broker.listener.name" in line
+
+
+def test_a_follower_says_that_its_leader_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Replicas(2)
+    cluster.loop.run_for(100)
+    cluster.cut.add((2, 1))
+    cluster.loop.run_for(90_000)
+    line = "no records come from broker 1 for the replicas here that follow it (1): node:1: it does not answer"
+    assert line in warnings(caplog)
+    cluster.cut.clear()
+    cluster.loop.run_for(31_000)
+    caplog.clear()
+    cluster.loop.run_for(60_000)
+    assert not warnings(caplog)
 
 
 def test_acks_1_does_not_wait_for_the_followers() -> None:
