@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, idempotent, marker, offsets_of, read, records_of
-from tidelog.protocol.batches.record_batch import HEADER, BatchHeader, read_header, write_crc
+from tidelog.protocol.batches.record_batch import HEADER, BatchHeader, iter_headers, read_header, write_crc
 from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.log import partition_log
@@ -656,6 +656,29 @@ def test_batches_of_an_older_epoch_are_not_known_again(logs: MakeLogs):
     with pytest.raises(KafkaError) as caught:
         home.log.append_as_leader(idempotent(5, epoch=1), 0, NOW)
     assert caught.value.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+@pytest.mark.parametrize("kind", ["length", "zeros"])
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_damage_that_the_search_for_a_producers_batches_meets_is_known_from_the_start_on(
+    made: Logs, how: str, kind: str
+) -> None:
+    """It stayed unknown until a read or the scrubber met it, and the batches before it stayed unknown, too."""
+    made.log.flush()
+    made.directory.write_checkpoints()
+    made.close() if how == "closed" else made.kill()
+    name, damaged = (SECOND, 17) if how == "closed" else (FIRST, 7)
+    path = made.folder / f"{name}.log"
+    data = bytearray(path.read_bytes())
+    position = next(position for position, header in iter_headers(bytes(data)) if header.base_offset == damaged)
+    data[position + 8 : position + 12] = b"\x7f\xff\xff\xff" if kind == "length" else bytes(4)
+    path.write_bytes(data)
+    log = made.open(machine_ran_on=True)
+    assert [(each.first_offset, each.end_offset) for _, each in log.damaged_ranges()] == [(damaged, damaged + 1)]
+    assert not log.lacks_producers
+    entry = log.producers.entries[7]
+    assert [each[0] for each in entry.batches] == [14, 15, 16, 18, 19] if how == "closed" else [15, 16, 17, 18, 19]
+    assert log.append_as_leader(idempotent(16, value=b"x" * 100), 0, NOW).duplicate
 
 
 def test_it_does_not_read_a_whole_log_for_one_producer(logs: MakeLogs, monkeypatch: pytest.MonkeyPatch):

@@ -60,7 +60,7 @@ class RepairedLog(HidingLog, Protocol):
 
 def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -> None:
     """Advance the producer state from its end offset to `end_offset` with the batches in the log."""
-    recall(producers, segments)
+    recall(producers, segments, _examine_and_adopt)
     _replay_on(producers, segments, end_offset)
 
 
@@ -75,8 +75,7 @@ def _replay_on(producers: ProducerState, segments: list[Segment], end_offset: in
             _replay_segment(producers, segment, end_offset)
         except CorruptIndex as error:
             logger.warning("examining %s: %s", segment.path, error)
-            examine_now(segment)
-            take_over_findings(segment)
+            _examine_and_adopt(segment)
             _replay_segment(producers, segment, end_offset, is_examined=True)
     producers.end_offset = end_offset
 
@@ -163,6 +162,11 @@ def _check_last_batch(segment: Segment, position: int, header: BatchHeader) -> N
 def examine_now(segment: Segment) -> None:
     """Examine a segment whose end is known, for its damage and new indexes. Waits for the device."""
     segment.findings = segment.examine()
+
+
+def _examine_and_adopt(segment: Segment) -> None:
+    examine_now(segment)
+    take_over_findings(segment)
 
 
 def settle(segment: Segment, *, is_active: bool) -> list[str]:
@@ -482,8 +486,7 @@ def rebuild_transaction_index(
         found, replayed = find_aborted(segment, segments, snapshots, before)
     except CorruptIndex as error:  # damage that nothing has detected yet
         logger.warning("examining %s: %s", segment.path, error)
-        examine_now(segment)
-        take_over_findings(segment)
+        _examine_and_adopt(segment)
         found, replayed = find_aborted(segment, segments, snapshots, None)
     rows = [row for row in filed if damage_at(segment.damage, row.last_offset) is not None]
     for row in found:

@@ -8,6 +8,7 @@ five batches. Waits for the device. Invariant: only batches of a producer's pres
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from tidelog.storage.producers.producer_state import (
@@ -30,21 +31,26 @@ _STRETCH_BYTES: Final = 32 * 1024
 _HEADERS_MAX: Final = 2000
 
 
-def recall(producers: ProducerState, segments: list[Segment]) -> None:
-    """Complete the entries of a snapshot taken at the state's end offset."""
+def recall(producers: ProducerState, segments: list[Segment], examine: Callable[[Segment], None]) -> None:
+    """Complete the entries of a snapshot taken at the state's end offset.
+
+    `examine` is called with a segment that lacks batches or has a wrong index: it finds the damage, and mends the
+    index. The search goes on before the damage.
+    """
     search = _Search(producers)
-    end_offset = producers.end_offset
-    try:
-        for segment in reversed(segments):
-            if segment.base_offset >= end_offset:
-                continue
-            if search.is_over:
-                break
-            search.read(segment, position_of(segment, end_offset, wait=True))
-            if segment is not segments[-1]:
-                segment.forget_indexes()
-    except CorruptIndex as error:
-        logger.warning("producer state knows only the latest batches of each: %s", error)
+    for segment in reversed(segments):
+        if segment.base_offset >= search.begin_offset:
+            continue
+        if search.is_over:
+            break
+        try:
+            search.read(segment)
+        except CorruptIndex as error:
+            logger.warning("examining %s: %s", segment.path, error)
+            examine(segment)
+            search.read(segment)
+        if segment is not segments[-1]:
+            segment.forget_indexes()
     search.finish()
 
 
@@ -53,7 +59,8 @@ class _Search:
 
     def __init__(self, producers: ProducerState) -> None:
         self._entries = producers.entries
-        self._end_offset = producers.end_offset
+        self.begin_offset = producers.end_offset
+        """Where the part begins that was read so far."""
         self._found: dict[int, list[SentBatch]] = {}
         # Producers whose last batch the search has not reached, by its offset, the earliest first.
         self._passed_by = sorted(
@@ -69,18 +76,20 @@ class _Search:
             return not self._passed_by
         return not self._lacking or self._headers_read >= _HEADERS_MAX
 
-    def read(self, segment: Segment, end: int) -> None:
-        """Read backwards from the position `end`, in pieces."""
+    def read(self, segment: Segment) -> None:
+        """Read backwards from what was read so far, in pieces. Raises CorruptIndex, and may be repeated then."""
+        end = position_of(segment, self.begin_offset, wait=True)
         while end > 0 and not self.is_over:
             row = segment.offset_index.floor_value(max(0, end - _STRETCH_BYTES))
             start = row[1] if row is not None else 0
-            lowest = self._end_offset
+            lowest = self.begin_offset
             stretch: dict[int, list[SentBatch]] = {}
             over: set[int] = set()
+            headers_read = 0
             for position, header in headers(segment, start):
                 if position >= end:
                     break
-                self._headers_read += 1
+                headers_read += 1
                 lowest = min(lowest, header.base_offset)
                 entry = self._entries.get(header.producer_id)
                 if entry is None or not entry.batches or header.is_control:
@@ -94,8 +103,9 @@ class _Search:
                     )  # fmt: skip
             for producer_id, batches in stretch.items():
                 self._found[producer_id] = batches + self._found.get(producer_id, [])
+            self._headers_read += headers_read
             self._note_lacking(lowest, over)
-            end = start
+            self.begin_offset, end = lowest, start
 
     def _note_lacking(self, lowest_offset: int, over: set[int]) -> None:
         """Update the producers that wrote in the part read so far and do not have five batches yet."""
