@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future
 from contextlib import contextmanager
-from copy import copy
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Never
@@ -35,7 +34,7 @@ from tidelog.client.model import (
     TopicPartition,
     WrittenRange,
 )
-from tidelog.client.network.outcomes import text_of
+from tidelog.client.network.outcomes import own_error, text_of
 from tidelog.client.producing import producer
 from tidelog.client.producing.accumulator import Headers, ProducerBatch
 from tidelog.client.producing.detached_transactions import DetachedTransaction
@@ -481,7 +480,7 @@ class Producer(BlockingClient):
         if isinstance(error, RuntimeError) and self._producer._closed:  # it was sent before `close`, and is left
             error = KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY)
         # Without the traceback, whose frames have the record, and the future: only the garbage collector would free it.
-        future.set_exception(copy(error) if isinstance(error, KafkaError) else error)
+        future.set_exception(own_error(error))
         self._log_once(text_of(error))
         self._producer.note_lost_record(error, transaction)
         self._producer.report_unsent(error)
