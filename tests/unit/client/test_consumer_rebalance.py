@@ -271,6 +271,18 @@ class TestMembershipThatIsLost:
             await until(lambda: consuming.assignment() == {T0}, consuming)
             assert [request.member_id for request in cluster.sent(JoinGroupRequest)][:2] == ["", ""]
 
+    async def test_an_id_that_joined_again_before_its_coordinator_was_replaced_is_dropped_too(self):
+        again = SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+        moved = SyncGroupResponse(error_code=ErrorCode.NOT_COORDINATOR)
+        async with (
+            FakeCluster(t=1) as cluster,
+            consumer(cluster, "t", group_id="g", group_instance_id="i") as consuming,
+        ):
+            cluster.script(SyncGroupRequest, lambda request, node: again, lambda request, node: moved)
+            await until(lambda: consuming.assignment() == {T0}, consuming)
+            names = [request.member_id for request in cluster.sent(JoinGroupRequest)]
+            assert [bool(name) for name in names[:3]] == [False, True, False]
+
     async def test_a_static_member_keeps_the_id_that_the_next_coordinator_knows(self):
         moved = SyncGroupResponse(error_code=ErrorCode.NOT_COORDINATOR)
         rebalance = HeartbeatResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)

@@ -6,12 +6,16 @@ import asyncio
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, endpoint, stop_all, until
 from tests.unit.replication.quorum.test_driver import same_mark
 from tests.unit.replication.quorum.test_metadata_damage import SERVERS, committed, with_added_voters
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.describe_quorum import DescribeQuorumRequest
+from tidelog.replication.quorum import driver
 from tidelog.replication.quorum.driver import InconsistentVoters
 
 
@@ -70,6 +74,32 @@ def test_another_quorum_begins_where_only_its_own_address_is_named(tmp_path: Pat
         quorum.format_dynamic(2)
         second = await Member(quorum, 2, bootstrap_servers=[endpoint(2)]).start()
         await until(lambda: second.raft.is_leader)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_a_node_answers_no_request_while_it_looks_for_another_quorum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its vote and epoch, which it takes on afterwards, it would answer of a quorum that there is not."""
+
+    async def run() -> None:
+        quorum = Quorum(tmp_path, {})
+        quorum.format_dynamic(1)
+        first = Member(quorum, 1, **SERVERS)
+        codes: list[ErrorCode] = []
+
+        async def ask_it(*_: Any) -> None:
+            with pytest.raises(KafkaError) as caught:
+                await first.raft.describe_quorum(DescribeQuorumRequest(), 2)
+            codes.append(caught.value.code)
+
+        monkeypatch.setattr(driver, "check_no_other_quorum", ask_it)
+        await first.start()
+        assert codes == [ErrorCode.BROKER_NOT_AVAILABLE]
+        await until(lambda: first.raft.is_leader)
+        await first.raft.describe_quorum(DescribeQuorumRequest(), 2)
         await stop_all(quorum)
 
     asyncio.run(run())
