@@ -681,6 +681,20 @@ def test_damage_that_the_search_for_a_producers_batches_meets_is_known_from_the_
     assert log.append_as_leader(idempotent(16, value=b"x" * 100), 0, NOW).duplicate
 
 
+def test_what_the_search_has_read_behind_the_damage_counts_once(logs: MakeLogs) -> None:
+    made = logs(segment_bytes=1_000_000, index_interval_bytes=100)
+    made.append(*(idempotent(number, value=b"x" * 12_000) for number in range(8)))
+    made.close()
+    path = made.folder / f"{FIRST}.log"
+    data = bytearray(path.read_bytes())
+    position = next(position for position, header in iter_headers(bytes(data)) if header.base_offset == 3)
+    data[position + 8 : position + 12] = b"\x7f\xff\xff\xff"
+    path.write_bytes(data)
+    log = made.open()
+    assert [(each.first_offset, each.end_offset) for _, each in log.damaged_ranges()] == [(3, 4)]
+    assert [each[0] for each in log.producers.entries[7].batches] == [2, 4, 5, 6, 7]
+
+
 def test_it_does_not_read_a_whole_log_for_one_producer(logs: MakeLogs, monkeypatch: pytest.MonkeyPatch):
     home = logs()
     home.append(idempotent(5, producer_id=8), *(batch(value=b"x" * 300) for _ in range(4000)))
