@@ -9,6 +9,8 @@ from typing import Any, cast
 
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.consuming.fetcher import Fetcher
+from tidelog.client.model import TopicPartition
+from tidelog.client.network.metadata import EMPTY
 
 
 class Loop:
@@ -46,8 +48,8 @@ async def test_a_timer_that_fires_a_hair_early_is_armed_again() -> None:
         fetcher._schedule_send(50)
         return []
 
-    subscription = SimpleNamespace(assigned={}, fetchable_partitions=fetchable)
-    fetcher = Fetcher(cast(Any, None), config, cast(Any, subscription), lambda: None)
+    subscription = SimpleNamespace(assigned={TopicPartition("t", 0): None}, fetchable_partitions=fetchable)
+    fetcher = Fetcher(cast(Any, SimpleNamespace(metadata=EMPTY)), config, cast(Any, subscription), lambda: None)
     fetcher._loop = cast(asyncio.AbstractEventLoop, loop)
     fetcher.send_fetches()
     for _ in range(5):

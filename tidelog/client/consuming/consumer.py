@@ -107,10 +107,8 @@ class Consumer:
         self._record_kernel = KernelLoading(self._load_record_kernel, self._update_event.set)
         self._arrow_kernel = KernelLoading(columnar.load_kernel, self._update_event.set)
         self._missing_topics: set[str] = set()
-        self.keeps_positions = False
-        """Keep the positions before each poll, so that `return_records` can go back to them."""
-        self.positions_before_take: dict[TopicPartition, OffsetAndMetadata] = {}
-        """Those of a poll whose caller may not have its records yet."""
+        self.positions_before_take: dict[TopicPartition, tuple[int, int]] = {}
+        """(position, leader epoch) before a poll whose caller may not have its records yet."""
         self._shared_start = SharedStart(self._config, self._connect, "consumer")
         self._closed = False
         """Set when `close` begins. Polls end then, and the rebalance listener may still commit."""
@@ -434,14 +432,13 @@ class Consumer:
             if self._closed:
                 return None
             lookup.start_lookup()
-            positions = self._subscription.positions() if self.keeps_positions else {}
             try:
                 records = take(self._fetcher)
             except Exception:
                 await asyncio.sleep(0)  # as below: the next poll may raise the same at once
                 raise
             if records:  # else none are to be returned
-                self.positions_before_take = positions
+                self.positions_before_take = self._fetcher.starts
             self._fetcher.send_fetches()
             remaining_s = deadline - loop.time()
             if records or remaining_s <= 0:
@@ -527,8 +524,8 @@ class Consumer:
     def return_records(self) -> None:
         """Let the records of the last poll count as not consumed, because its caller has not got them."""
         positions, self.positions_before_take = self.positions_before_take, {}
-        for partition, position in positions.items():
-            self._subscription.rewind(partition, position.offset, position.leader_epoch)
+        for partition, (offset, leader_epoch) in positions.items():
+            self._subscription.rewind(partition, offset, leader_epoch)
         if self._fetcher is not None:
             self._fetcher.discard(positions)
 
@@ -582,8 +579,8 @@ class Consumer:
         remaining_ms = await self._start_for_call()
         assert self._position_lookup is not None
         position = await self._position_lookup.wait_for_position(partition, remaining_ms)
-        positions = self._positions()
-        return positions[partition].offset if partition in positions else position
+        unconsumed = self._iteration.first_offset(partition)
+        return position if unconsumed is None else unconsumed
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Return no records of these partitions until `resume`; they stay assigned."""

@@ -29,6 +29,8 @@ class FetchBuffer:
         """A `take` raises one of these: the next one without records to hand out, or the one after the next."""
         self._kept_back: Collection[TopicPartition] = ()
         """The partitions whose errors the last `take` has not raised, because it had records of others."""
+        self.starts: dict[TopicPartition, tuple[int, int]] = {}
+        """(position, leader epoch) before the last `take`, of the partitions that it has looked at."""
 
     def add(self, fetch: CompletedFetch) -> None:
         self._fetches.setdefault(fetch.partition, deque()).append(fetch)
@@ -61,7 +63,7 @@ class FetchBuffer:
         records_by_partition: dict[TopicPartition, list[ConsumerRecord]] = {}
         remaining = limit
         errors: dict[TopicPartition, Exception] = {}
-        starts: dict[TopicPartition, tuple[int, int]] = {}
+        self.starts = {}
         progress = True
         while progress and remaining > 0:
             progress = False
@@ -69,7 +71,7 @@ class FetchBuffer:
                 if partition in errors:  # a deserializer may have waited for long
                     continue
                 try:
-                    self._note_start(starts, partition)
+                    self._note_start(partition)
                     records = self._take_from(partition, remaining)
                 except Exception as error:
                     errors[partition] = error
@@ -77,7 +79,7 @@ class FetchBuffer:
                         break
                     continue
                 except BaseException:
-                    self._go_back_to(starts)
+                    self._go_back()
                     raise
                 if records:
                     records_by_partition.setdefault(partition, []).extend(records)
@@ -98,18 +100,21 @@ class FetchBuffer:
 
     def _in_turn(self) -> list[TopicPartition]:
         """The partitions with records. First those whose records could not be decoded: they raise now, or go on."""
+        if not self._kept_back:
+            return list(self._fetches)
         return sorted(self._fetches, key=lambda partition: partition not in self._kept_back)
 
-    def _note_start(self, starts: dict[TopicPartition, tuple[int, int]], partition: TopicPartition) -> None:
+    def _note_start(self, partition: TopicPartition) -> None:
         """Note the position before the first records of a call."""
         state = self._subscription.assigned.get(partition)
-        if state is not None and partition not in starts:
-            starts[partition] = state.position, state.leader_epoch
+        if state is not None and state.position >= 0 and partition not in self.starts:
+            self.starts[partition] = state.position, state.leader_epoch
 
-    def _go_back_to(self, starts: Mapping[TopicPartition, tuple[int, int]]) -> None:
-        """Let no record of this call count as consumed, because its caller gets none. They are fetched again: a batch
-        that was being decoded is not whole any more.
+    def _go_back(self) -> None:
+        """Let no record of the last call count as consumed, because its caller gets none. They are fetched again: a
+        batch that was being decoded is not whole any more.
         """
+        starts, self.starts = self.starts, {}
         for partition, (offset, leader_epoch) in starts.items():
             self._subscription.rewind(partition, offset, leader_epoch)
         self.discard(starts)
@@ -172,13 +177,13 @@ class FetchBuffer:
         self._raise_kept_back()
         taken: list[pa.RecordBatch] = []
         errors: dict[TopicPartition, Exception] = {}
-        starts: dict[TopicPartition, tuple[int, int]] = {}
+        self.starts = {}
         progress = True
         while progress and rows > 0 and size_bytes > 0:
             progress = False
             for partition in self._in_turn():
                 try:
-                    self._note_start(starts, partition)
+                    self._note_start(partition)
                     piece = self._take_piece(partition, columns)
                 except Exception as error:
                     errors[partition] = error
@@ -186,7 +191,7 @@ class FetchBuffer:
                         break
                     continue
                 except BaseException:
-                    self._go_back_to(starts)
+                    self._go_back()
                     raise
                 if piece is not None:
                     taken.append(piece)

@@ -15,7 +15,7 @@ import asyncio
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,11 +26,11 @@ from tidelog.client.consuming.completed_fetch import CompletedFetch
 from tidelog.client.consuming.fetch_buffer import FetchBuffer
 from tidelog.client.consuming.fetch_session import CLOSE_SESSION, FetchPlan, FetchSession, FetchTarget
 from tidelog.client.consuming.record_decoder import RecordDecoder
-from tidelog.client.consuming.subscription import Subscription
+from tidelog.client.consuming.subscription import PartitionState, Subscription
 from tidelog.client.model import ConsumerRecord, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import AnswerTooLarge, Connection
-from tidelog.client.network.metadata import NO_TOPIC_ID
+from tidelog.client.network.metadata import EMPTY, NO_TOPIC_ID, ClusterMetadata
 from tidelog.client.network.offsets import ISOLATION
 from tidelog.client.network.outcomes import retrieve_exception
 from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
@@ -76,7 +76,7 @@ class _NodeFetches:
         self.in_flight = False
         self.answers_are_large = False
         """The last one was."""
-        self.responses: deque[list[CompletedFetch]] = deque()
+        self.responses: deque[deque[CompletedFetch]] = deque()
         self.retry_at_ms = 0.0
         self.asked_bytes = 0
         """The most records that the last request has asked for."""
@@ -107,6 +107,9 @@ class Fetcher:
         self._on_update = on_update
         self._loop = asyncio.get_running_loop()
         self._nodes: dict[int, _NodeFetches] = {}
+        self._leaders: set[int] = set()
+        """The leaders of all partitions in these metadata and this assignment, which are replaced as a whole."""
+        self._seen_state: tuple[ClusterMetadata, Mapping[TopicPartition, PartitionState]] = (EMPTY, {})
         self._buffer = FetchBuffer(subscription)
         self.decoder = RecordDecoder(max(DEFAULT_MAX_BYTES, config.receive_message_max_bytes))
         self.records_taken = 0
@@ -126,6 +129,8 @@ class Fetcher:
         if now_ms < self._backoff_until_ms:
             # A timer may fire early by the resolution of the loop's clock.
             self._schedule_send(self._backoff_until_ms - now_ms)
+        if self._all_are_busy():
+            return
         by_source: dict[int, list[TopicPartition]] = {}
         for partition in self._subscription.fetchable_partitions(now_ms):
             # Responses that wait for a paused partition count against the partition, not against
@@ -139,8 +144,7 @@ class Fetcher:
             node = self._nodes.get(node_id)
             if node is None:
                 node = self._nodes[node_id] = _NodeFetches(node_id)
-            self._drop_finished_responses(node)
-            if node.in_flight or len(node.responses) >= _RESPONSES_PER_NODE:
+            if self._is_busy(node):
                 continue
             if node.retry_at_ms > now_ms:
                 self._schedule_send(node.retry_at_ms - now_ms)
@@ -151,6 +155,23 @@ class Fetcher:
                 self._cluster.start_connecting(node_id).add_done_callback(partial(self._handle_connection, node))
             else:
                 self._fetch(node, connection, self._to_fetch(node, partitions))
+
+    def _all_are_busy(self) -> bool:
+        """Whether every broker with a partition is. Every poll sends fetches: it must not look at each of thousands of
+        partitions for a record or two.
+        """
+        metadata, assigned = self._cluster.metadata, self._subscription.assigned
+        if metadata is not self._seen_state[0] or assigned is not self._seen_state[1]:
+            self._seen_state = metadata, assigned
+            self._leaders = {metadata.leader(partition) for partition in assigned}
+        # The others may be replicas to read from (KIP-392).
+        return self._leaders <= self._nodes.keys() and all(map(self._is_busy, self._nodes.values()))
+
+    def _is_busy(self, node: _NodeFetches) -> bool:
+        """Whether as much is on its way from this broker, or unread, as may be."""
+        if not node.in_flight:
+            self._drop_finished_responses(node)
+        return node.in_flight or len(node.responses) >= _RESPONSES_PER_NODE
 
     def _to_fetch(self, node: _NodeFetches, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Those of the partitions that are due which the next request is for."""
@@ -303,7 +324,7 @@ class Fetcher:
         for partition in targets if node.apart else ():
             node.apart.pop(partition, None)
         names = {target.topic_id: partition.topic for partition, target in targets.items()}
-        completed = []
+        completed: deque[CompletedFetch] = deque()
         for topic in response.responses:
             name = names.get(topic.topic_id, "") if version > LAST_VERSION_WITH_NAMES else topic.topic
             for data in topic.partitions:
@@ -500,6 +521,11 @@ class Fetcher:
         self.records_taken += sum(piece.num_rows for piece in taken)
         return taken
 
+    @property
+    def starts(self) -> dict[TopicPartition, tuple[int, int]]:
+        """(position, leader epoch) before the last records were taken, of the partitions that were looked at."""
+        return self._buffer.starts
+
     @contextmanager
     def _reading_later(self) -> Iterator[None]:
         """Let large answers go on arriving while their predecessors are decoded."""
@@ -518,9 +544,12 @@ class Fetcher:
                 connection.set_reads_later(False)
 
     def _drop_finished_responses(self, node: _NodeFetches) -> None:
-        while node.responses and not any(
-            self._buffer.is_readable(completed_fetch) for completed_fetch in node.responses[0]
-        ):
+        while node.responses:
+            fetches = node.responses[0]
+            while fetches and fetches[0].exhausted:
+                fetches.popleft()
+            if any(self._buffer.is_readable(completed_fetch) for completed_fetch in fetches):
+                return
             node.responses.popleft()
 
     def discard(self, partitions: Collection[TopicPartition]) -> None:

@@ -28,3 +28,8 @@ class IterationBuffer:
             if partition not in positions:
                 positions[partition] = OffsetAndMetadata(record.offset, "", record.leader_epoch)
         return positions
+
+    def first_offset(self, partition: TopicPartition) -> int | None:
+        """The offset of the first record of this partition that is not handed out."""
+        offsets = (each.offset for each in self.records.copy() if (each.topic, each.partition) == partition)
+        return next(offsets, None)

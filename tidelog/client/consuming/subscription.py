@@ -100,6 +100,10 @@ class Subscription:
         self.is_user_assigned = False
         """The partitions come from `assign`, not from a group."""
         self._assigned: dict[TopicPartition, PartitionState] = {}
+        self._may_have_unsettled = False
+        """Some position may be missing or in doubt. Every poll asks for those, and one of thousands of partitions
+        must not look at each of them for a record or two.
+        """
         self.topic_change_count = 0
         """Grows with every change of the topics, so that a caller can detect a change."""
         self.call_count = 0
@@ -152,6 +156,7 @@ class Subscription:
         """Replace the assignment; a partition in both keeps its state."""
         previous = self._assigned
         self._assigned = {partition: previous.get(partition) or PartitionState() for partition in partitions}
+        self._may_have_unsettled = True
 
     @property
     def assigned(self) -> Mapping[TopicPartition, PartitionState]:
@@ -178,12 +183,14 @@ class Subscription:
         state.position = offset
         state.leader_epoch = leader_epoch
         state.awaiting_validation = leader_epoch >= 0
+        self._may_have_unsettled |= state.awaiting_validation
         state.reset_to = None
         state.retry_at_ms = 0.0
 
     def request_reset(self, partition: TopicPartition, timestamp: int) -> None:
         """Drop the position and look it up again: -1 end, -2 beginning, else a time in ms."""
         state = self.state(partition)
+        self._may_have_unsettled = True
         state.position = -1
         state.leader_epoch = -1
         state.awaiting_validation = False
@@ -202,6 +209,7 @@ class Subscription:
             return False
         self.seek(partition, offset, leader_epoch)
         state.awaiting_validation = leader_epoch >= 0 and 0 <= current_epoch < state.current_epoch
+        self._may_have_unsettled |= state.awaiting_validation
         state.current_epoch = max(state.current_epoch, current_epoch)
         return True
 
@@ -218,7 +226,7 @@ class Subscription:
             state.current_epoch = epoch
             state.read_replica = -1
             if state.position >= 0 and state.leader_epoch >= 0:
-                state.awaiting_validation = True
+                state.awaiting_validation = self._may_have_unsettled = True
                 to_validate.append(partition)
         return to_validate
 
@@ -254,11 +262,17 @@ class Subscription:
             if state.topic_id != NO_TOPIC_ID and id_of(partition.topic) == NO_TOPIC_ID
         ]
 
+    def _unsettled(self) -> list[tuple[TopicPartition, PartitionState]]:
+        """The partitions whose position is missing or in doubt."""
+        if not self._may_have_unsettled:
+            return []
+        unsettled = [each for each in self._assigned.items() if each[1].position < 0 or each[1].awaiting_validation]
+        self._may_have_unsettled = bool(unsettled)
+        return unsettled
+
     def awaiting_validation(self) -> list[TopicPartition]:
         return [
-            partition
-            for partition, state in self._assigned.items()
-            if state.awaiting_validation and state.position >= 0
+            partition for partition, state in self._unsettled() if state.awaiting_validation and state.position >= 0
         ]
 
     def handle_divergence(
@@ -277,7 +291,7 @@ class Subscription:
             state.leader_epoch = min(state.leader_epoch, epoch)
             state.awaiting_validation = False
         elif reset_to is None:
-            state.awaiting_validation = True
+            state.awaiting_validation = self._may_have_unsettled = True
             divergent = OffsetAndMetadata(end_offset, "", epoch) if has_epoch else None
             return LogTruncation(partition, OffsetAndMetadata(state.position, "", state.leader_epoch), divergent)
         elif has_epoch:
@@ -320,15 +334,13 @@ class Subscription:
 
     def partitions_without_position(self) -> list[TopicPartition]:
         """Partitions without a position and without a pending reset."""
-        return [
-            partition for partition, state in self._assigned.items() if state.position < 0 and state.reset_to is None
-        ]
+        return [partition for partition, state in self._unsettled() if state.position < 0 and state.reset_to is None]
 
     def pending_resets(self, now_ms: float) -> dict[TopicPartition, int]:
         """Partitions with a pending reset that is due, with its ListOffsets timestamp."""
         return {
             partition: state.reset_to
-            for partition, state in self._assigned.items()
+            for partition, state in self._unsettled()
             if state.reset_to is not None and state.retry_at_ms <= now_ms
         }
 

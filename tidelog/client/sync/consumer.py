@@ -77,7 +77,6 @@ class Consumer(BlockingClient):
     def __init__(self, *topics: str, **options: Any) -> None:
         super().__init__()
         self._consumer = consumer.Consumer(*topics, **options)
-        self._consumer.keeps_positions = True
         self._records: deque[ConsumerRecord] = deque()
         self._caller = CallerThread()
         self._new_future = record_future_class(

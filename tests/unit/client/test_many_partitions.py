@@ -1,0 +1,82 @@
+"""A consumer of many partitions, which must not look at each of them for a record."""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterator
+
+import pytest
+
+from tests.unit.client.fake_broker import FakeCluster
+from tests.unit.client.test_consumer import consumer, fill
+from tidelog import NewTopic, TopicPartition
+from tidelog.client import sync
+from tidelog.client.consuming.subscription import PartitionState, Subscription
+from tidelog.testing.embedded import EmbeddedBroker
+
+PARTITIONS = [TopicPartition("t", index) for index in range(100)]
+POLLS = 50
+
+
+class _Walks(dict[TopicPartition, PartitionState]):
+    """An assignment that counts how often all its partitions are looked at."""
+
+    def __init__(self, assigned: dict[TopicPartition, PartitionState]) -> None:
+        super().__init__(assigned)
+        self.count = 0
+
+    def __iter__(self) -> Iterator[TopicPartition]:
+        self.count += 1
+        return super().__iter__()
+
+    def items(self) -> ItemsView[TopicPartition, PartitionState]:  # type: ignore[override]
+        self.count += 1
+        return super().items()
+
+
+def walks(subscription: Subscription, monkeypatch: pytest.MonkeyPatch) -> _Walks:
+    counted = _Walks(subscription._assigned)
+    monkeypatch.setattr(subscription, "_assigned", counted)
+    return counted
+
+
+async def test_a_poll_for_one_record_does_not_look_at_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeCluster(t=len(PARTITIONS)) as cluster:
+        for partition in PARTITIONS:
+            fill(cluster, "t", partition.partition, 3)
+        async with consumer(cluster) as consuming:
+            consuming.assign(PARTITIONS)
+            assert await consuming.poll(5000, max_records=1)
+            counted = walks(consuming._subscription, monkeypatch)
+            for _ in range(POLLS):
+                assert await consuming.poll(5000, max_records=1)
+            assert counted.count < POLLS, "a fetch may look at all, and there are a few"
+
+
+async def test_a_position_does_not_look_at_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeCluster(t=len(PARTITIONS)) as cluster:
+        fill(cluster, "t", 0, 3)
+        async with consumer(cluster) as consuming:
+            consuming.assign(PARTITIONS)
+            assert (await anext(consuming)).offset == 0
+            for partition in PARTITIONS:
+                await consuming.position(partition)
+            counted = walks(consuming._subscription, monkeypatch)
+            assert [await consuming.position(each) for each in PARTITIONS] == [1] + [0] * (len(PARTITIONS) - 1)
+            assert counted.count < 20
+
+
+def test_a_blocking_poll_for_one_record_does_not_look_at_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    with EmbeddedBroker() as broker:
+        options = {"bootstrap_servers": broker.bootstrap_servers}
+        with sync.Admin(**options) as admin:
+            admin.create_topics([NewTopic("t", num_partitions=len(PARTITIONS))])
+        with sync.Producer(**options) as producer:
+            for partition in PARTITIONS:
+                producer.send("t", b"v", partition=partition.partition)
+        with sync.Consumer(auto_offset_reset="earliest", **options) as consuming:
+            consuming.assign(PARTITIONS)
+            assert consuming.poll(10_000, max_records=1)
+            counted = walks(consuming._consumer._subscription, monkeypatch)
+            taken = [consuming.poll(10_000, max_records=1) for _ in range(POLLS)]
+            assert len({partition for batch in taken for partition in batch}) == POLLS
+            assert counted.count < POLLS
