@@ -348,6 +348,17 @@ def test_a_record_that_has_failed_is_kept_neither_by_its_future_nor_until_a_garb
         gc.enable()
 
 
+def test_only_so_many_missing_topics_are_remembered(cluster, monkeypatch, caplog):
+    """Each of their names was kept while a program sent to ever new ones."""
+    caplog.set_level(logging.CRITICAL, "tidelog")
+    monkeypatch.setattr(sync_producer, "_MISSING_TOPICS_MAX", 3)
+    cluster.auto_create_partitions = 0
+    with producer(cluster, max_block_ms=50) as sending:
+        for number in range(5):
+            assert isinstance(sending.send(f"missing-{number}", b"x").exception(PATIENCE_S), KafkaError)
+        assert list(sending._missing_since) == ["missing-2", "missing-3", "missing-4"]
+
+
 def test_a_record_of_a_missing_topic_holds_no_record_of_another_one(cluster, caplog):
     """It held those of all topics and threads for max_block_ms, again and again while a program sent to that topic."""
     caplog.set_level(logging.CRITICAL, "tidelog")

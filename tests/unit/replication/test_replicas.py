@@ -71,7 +71,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_a_follower_says_why_it_cannot_fetch_from_its_leader(caplog: pytest.LogCaptureFixture) -> None:
     cluster = Replicas(2)
-    cluster.loop.run_for(100)
+    cluster.loop.run_for(15_100)
     cluster.stop(1)
     cluster.loop.run_for(29_000)
     assert not warnings(caplog), "most leaders are back, or replaced, by then"

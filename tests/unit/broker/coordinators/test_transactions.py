@@ -609,6 +609,34 @@ def test_an_expiry_that_cannot_be_stored_leaves_the_id():
     assert world.add_error(producer) is E.NONE
 
 
+def test_an_id_does_not_expire_while_its_transaction_is_open():
+    """Its partitions would wait for an end that no coordinator knows of."""
+    hours_ms = 10 * 3_600_000
+    config = TransactionCoordinatorConfig(transactional_id_expiration_ms=1, transaction_max_timeout_ms=hours_ms)
+    world = TransactionWorld(config)
+    producer = world.init(timeout_ms=hours_ms).response
+    assert world.add_error(producer) is E.NONE
+    world.advance(2 * 3_600_000)
+    assert world.state().state is TransactionState.ONGOING
+    world.transact(producer)
+    world.advance(3_600_000)
+    assert not world.coordinator().ids
+
+
+def test_an_id_does_not_expire_while_its_transaction_begins():
+    world = TransactionWorld(TransactionCoordinatorConfig(transactional_id_expiration_ms=1))
+    producer = world.producer()
+    world.advance(3_599_995)
+    world.ports.commits_at_once = False
+    add = world.add(producer)
+    world.advance(5)
+    world.ports.commit(0)
+    world.ports.commits_at_once = True
+    assert add.response == {T0: E.NONE}
+    world.restart()
+    assert world.state().state is TransactionState.ONGOING
+
+
 def test_an_add_does_not_wait_for_an_id_that_expires():
     """It went with the id, without an answer, and counted as waiting for ever."""
     world = TransactionWorld(TransactionCoordinatorConfig(transactional_id_expiration_ms=1))
@@ -729,6 +757,19 @@ def test_a_time_of_expiration_below_an_hour_holds_where_the_memory_is_nearly_ful
     world.advance(60_000)
     grow(world, "36")
     assert len(world.coordinator().ids) == 27
+
+
+def test_an_id_that_is_being_stored_has_the_others_looked_at():
+    world = TransactionWorld(TransactionCoordinatorConfig(max_memory_bytes=2_100 * 40))
+    for number in range(34):
+        world.producer(f"{number}")
+    world.advance(3_660_000)
+    world.ports.commits_at_once = False
+    new = [world.init(f"new-{number}") for number in range(6)]
+    world.advance(1)
+    world.ports.commit(0)
+    assert all(isinstance(each.response, ProducerIdentity) for each in new)
+    assert len(world.coordinator().ids) == 36
 
 
 def test_the_charge_follows_the_state():
