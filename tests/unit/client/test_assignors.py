@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tidelog.client.assignment import sticky_assignor
 from tidelog.client.assignment.assignors import RangeAssignor, RoundRobinAssignor, assignor_named
 from tidelog.client.assignment.protocol import Assignment, MemberSubscription, encode_sticky_user_data
 from tidelog.client.assignment.sticky_assignor import CooperativeStickyAssignor, StickyAssignor
@@ -170,3 +171,29 @@ def test_assignors_are_known_by_kafkas_names_and_javas_classes():
     assert isinstance(assignor_named("org.apache.kafka.clients.consumer.StickyAssignor"), StickyAssignor)
     assert isinstance(assignor_named("CooperativeStickyAssignor"), CooperativeStickyAssignor)
     assert assignor_named("random") is None
+
+
+@pytest.mark.parametrize("owned", [0, 3])
+def test_the_search_for_a_better_balance_ends_with_the_members_that_are_left_to_find(monkeypatch, owned):
+    """It went through all topics of all members for each of these: seconds in which the client's loop stood still."""
+
+    class Looked(dict[str, list[str]]):
+        count = 0
+
+        def __getitem__(self, topic: str) -> list[str]:
+            Looked.count += 1
+            return super().__getitem__(topic)
+
+    keep_owned = sticky_assignor._AssignmentBuilder._keep_owned
+
+    def kept(builder: sticky_assignor._AssignmentBuilder) -> None:
+        keep_owned(builder)
+        monkeypatch.setattr(builder, "_subscribers", Looked(builder._subscribers))
+
+    monkeypatch.setattr(sticky_assignor._AssignmentBuilder, "_keep_owned", kept)
+    topics = tuple(f"T{number}" for number in range(30))
+    held = [" ".join(f"T{n}P{p}" for n in range(30) for p in (2 * m, 2 * m + 1)) if m < owned else "" for m in range(6)]
+    group = {f"m{m}": owning(topics, held[m]) for m in range(6)}
+    assignment = StickyAssignor().assign(dict.fromkeys(topics, 6), group)
+    assert [len(partitions) for partitions in assignment.values()] == [30] * 6
+    assert Looked.count <= 300, "once for a partition that is free, or that moves"

@@ -94,6 +94,8 @@ class _AssignmentBuilder:
         self._ownership = ownership
         self._holder: dict[TopicPartition, str] = {}
         self._topic_partitions_of: dict[str, dict[str, set[int]]] = {name: {} for name in self._rank}
+        self._previous_numbers: dict[str, dict[str, set[int]]] = {}
+        """Member -> topic -> the partitions that it owned; of the members that took one."""
         self._load = dict.fromkeys(self._rank, 0)
 
     def assign(self) -> Assignment:
@@ -152,7 +154,10 @@ class _AssignmentBuilder:
         """Shift partitions along one chain to a member lighter by two or more; False without such a
         chain.
         """
+        lightest = min(self._load.values(), default=0)
         for heavy in sorted(self._rank, key=lambda name: (-self._load[name], self._rank[name])):
+            if self._load[heavy] - 2 < lightest:
+                return False
             chain = self._find_chain(heavy)
             if chain:
                 # All moves are chosen before the first one: each member passes on a partition that
@@ -166,9 +171,13 @@ class _AssignmentBuilder:
 
     def _choose_partition(self, giver: str, topic: str, taker: str) -> TopicPartition:
         """One partition of `topic` to pass on, preferably one that the taker owned before."""
-        previous_numbers = {number for name, number in self._ownership[taker][0] if name == topic}
+        previous = self._previous_numbers.get(taker)
+        if previous is None:
+            previous = self._previous_numbers[taker] = {}
+            for name, number in self._ownership[taker][0]:
+                previous.setdefault(name, set()).add(number)
         held = self._topic_partitions_of[giver][topic]
-        return TopicPartition(topic, max(held & previous_numbers or held))
+        return TopicPartition(topic, max(held & previous.get(topic, set()) or held))
 
     def _find_chain(self, heavy: str) -> list[tuple[str, str, str]]:
         """The shortest chain of (giver, topic, taker) to the lightest member two or more below
@@ -182,6 +191,8 @@ class _AssignmentBuilder:
             for _ in range(len(queue)):
                 giver = queue.popleft()
                 for topic in sorted(self._topic_partitions_of[giver]):
+                    if len(previous_links) == len(self._rank):
+                        break  # none is left to find
                     for taker in self._subscribers[topic]:
                         if taker not in previous_links:
                             previous_links[taker] = (giver, topic)
