@@ -142,6 +142,19 @@ def test_those_who_wait_for_a_record_learn_of_its_end_before_its_callbacks_run()
     assert waiting_sees == [[future], [future]]
 
 
+def test_those_who_wait_no_longer_leave_nothing_at_a_future() -> None:
+    """A program that looks at a record again and again, with a short timeout, would fill its memory."""
+    loop = Loop(1)
+    [future] = loop.futures
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            future.result(0)
+        assert concurrent.futures.wait([future], 0).not_done == {future}
+        with pytest.raises(TimeoutError):
+            next(concurrent.futures.as_completed([future], 0))
+    assert future._notices[future] == ({}, {})
+
+
 def test_a_future_is_settled_once() -> None:
     loop = Loop(3)
     loop.futures[0].set_result(1)

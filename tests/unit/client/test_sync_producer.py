@@ -359,6 +359,15 @@ def test_only_so_many_missing_topics_are_remembered(cluster, monkeypatch, caplog
         assert list(sending._missing_since) == ["missing-2", "missing-3", "missing-4"]
 
 
+def test_the_reason_of_records_that_are_not_sent_is_logged_once(cluster, caplog):
+    """Their futures may never be read."""
+    with producer(cluster, max_request_size=1_000) as sending:
+        for size in (3_000, 3_000, 4_000):
+            assert isinstance(sending.send("t", b"x" * size).exception(PATIENCE_S), KafkaError)
+    lines = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert [line.startswith("a record was not sent: MESSAGE_TOO_LARGE") for line in lines] == [True, True]
+
+
 def test_a_record_of_a_missing_topic_holds_no_record_of_another_one(cluster, caplog):
     """It held those of all topics and threads for max_block_ms, again and again while a program sent to that topic."""
     caplog.set_level(logging.CRITICAL, "tidelog")
