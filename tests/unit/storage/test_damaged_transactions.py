@@ -389,6 +389,31 @@ def test_retention_of_a_damaged_end_leaves_no_transaction_open(logs: MakeLogs, h
     assert not log.lacks_producers
 
 
+def test_a_later_repair_elsewhere_keeps_the_record_of_a_transaction_whose_end_is_damaged(made: Logs) -> None:
+    """The repair of a range without transactions may not forget those whose end damage elsewhere hides."""
+    plain = made.append(batch(1))[0].first_offset
+    made.append(batch(1))  # between two ranges
+    first = made.append(idempotent(20, producer_id=9, transactional=True), from_client=False)[0].first_offset
+    made.append(batch(1))
+    end = made.append(marker(abort=True, producer_id=9), from_client=False)[0].first_offset
+    made.append(idempotent(21, producer_id=9, transactional=True), from_client=False)
+    made.append(marker(abort=False, producer_id=9), from_client=False)
+    made.append(batch(1))
+    made.directory.write_checkpoints()
+    copy, expected = copy_of(made), set(committed(made.log))
+    made.kill()
+    for offset in (plain, first, end):
+        damage(*_place_of(made, offset), "CRC")
+    log = made.open(machine_ran_on=True)
+    ranges = log.damaged_ranges()
+    for place in (1, 0):
+        repair_range(log, *ranges[place], copy)
+        with pytest.raises(DamagedRecords):
+            stable_bound(log, first)
+    repair_range(log, *ranges[2], copy)
+    assert set(committed(log)) == expected
+
+
 def test_the_end_of_a_transaction_needs_no_file_of_an_idle_log(made: Logs):
     """Its marker is in the log when the row is added, so that a file which is gone or damaged must not fail it."""
     log = made.log
