@@ -78,8 +78,9 @@ def is_repeated(committed: CommittedBatch, batch: int, owner: str) -> bool:
     """Whether `batch` is committed already. Raises ConfigError when a later one is."""
     if committed.number > batch:
         raise ConfigError(
-            f"{owner} has committed micro-batch {committed.number}, and Spark runs micro-batch {batch}: the checkpoint "
-            "is older than the topic. Begin with a new checkpoint, or with another transactionalIdPrefix"
+            f"{owner} has committed micro-batch {committed.number}, and Spark runs micro-batch {batch}. Either "
+            "another driver runs this query: let only one run. Or the checkpoint is older than the topic: begin with a "
+            "new checkpoint, or with another transactionalIdPrefix"
         )
     return committed.number == batch
 
