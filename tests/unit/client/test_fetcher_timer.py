@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.consuming.fetcher import Fetcher
+from tidelog.client.consuming.subscription import PartitionState
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.metadata import EMPTY
 
@@ -48,7 +49,7 @@ async def test_a_timer_that_fires_a_hair_early_is_armed_again() -> None:
         fetcher._schedule_send(50)
         return []
 
-    subscription = SimpleNamespace(assigned={TopicPartition("t", 0): None}, fetchable_partitions=fetchable)
+    subscription = SimpleNamespace(assigned={TopicPartition("t", 0): PartitionState()}, fetchable_partitions=fetchable)
     fetcher = Fetcher(cast(Any, SimpleNamespace(metadata=EMPTY)), config, cast(Any, subscription), lambda: None)
     fetcher._loop = cast(asyncio.AbstractEventLoop, loop)
     fetcher.send_fetches()

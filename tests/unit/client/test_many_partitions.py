@@ -7,7 +7,7 @@ from collections.abc import ItemsView, Iterator
 import pytest
 
 from tests.unit.client.fake_broker import FakeCluster
-from tests.unit.client.test_consumer import consumer, fill
+from tests.unit.client.test_consumer import consumer, fill, until
 from tidelog import NewTopic, TopicPartition
 from tidelog.client import sync
 from tidelog.client.consuming.subscription import PartitionState, Subscription
@@ -45,6 +45,28 @@ async def test_a_poll_for_one_record_does_not_look_at_all_partitions(monkeypatch
             fill(cluster, "t", partition.partition, 3)
         async with consumer(cluster) as consuming:
             consuming.assign(PARTITIONS)
+            assert await consuming.poll(5000, max_records=1)
+            counted = walks(consuming._subscription, monkeypatch)
+            for _ in range(POLLS):
+                assert await consuming.poll(5000, max_records=1)
+            assert counted.count < POLLS, "a fetch may look at all, and there are a few"
+
+
+async def test_a_broker_that_leads_no_partition_any_more_does_not_make_a_poll_look_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with FakeCluster(nodes=2, t=len(PARTITIONS)) as cluster:
+        for partition in PARTITIONS:
+            fill(cluster, "t", partition.partition, 3)
+        async with consumer(cluster) as consuming:
+            consuming.assign(PARTITIONS)
+            assert await consuming.poll(5000, max_records=1)
+            assert consuming._cluster is not None
+            assert consuming._fetcher is not None
+            metadata, nodes = consuming._cluster.metadata, consuming._fetcher._nodes
+            await until(lambda: set(nodes) == {1, 2} and all(node.responses for node in nodes.values()))
+            consuming.assign([partition for partition in PARTITIONS if metadata.leader(partition) == 1])
+            await until(lambda: not nodes[2].in_flight)
             assert await consuming.poll(5000, max_records=1)
             counted = walks(consuming._subscription, monkeypatch)
             for _ in range(POLLS):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.client.fake_broker import DROP, FakeCluster, FakeNode
-from tests.unit.client.test_consumer import T0, consumer, fill, read, until
+from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode
+from tests.unit.client.test_consumer import T0, T1, consumer, fill, read, until
 from tidelog.client import Consumer
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
@@ -52,6 +52,26 @@ async def test_records_come_from_the_replica_that_the_leader_names():
         written(cluster, 3)
         assert await read(consuming, 3) == [9, 10, 11]
         assert LEADER not in [node for node, _, each in cluster.requests[before:] if isinstance(each, FetchRequest)]
+
+
+async def test_a_replica_is_fetched_from_while_the_leader_has_a_fetch_of_another_partition() -> None:
+    async def answer_later(request: FetchRequest, node: FakeNode) -> Any:
+        await until(lambda: T0 in consuming.paused())
+        return await FakeNode.on_fetch(node, request)
+
+    async with FakeCluster(nodes=2, t=2) as cluster, consumer(cluster, client_rack="near") as consuming:
+        partition, other = cluster.topics["t"]
+        other.leader = partition.leader
+        partition.nearest = NEAR
+        partition.followers[NEAR] = 0
+        written(cluster, 3)
+        consuming.assign([T0, T1])
+        cluster.script(FetchRequest, answer_later, lambda request, node: SILENCE)
+        await until(lambda: cluster.sent(FetchRequest), consuming)
+        consuming.pause(T0)
+        await until(lambda: len(cluster.sent(FetchRequest)) == 2)
+        consuming.resume(T0)
+        assert await read(consuming, 3, timeout_s=10) == [0, 1, 2], "the leader's answer would not come before 30 s"
 
 
 async def test_without_a_rack_the_leader_is_read_from():

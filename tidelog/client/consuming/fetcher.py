@@ -107,8 +107,10 @@ class Fetcher:
         self._on_update = on_update
         self._loop = asyncio.get_running_loop()
         self._nodes: dict[int, _NodeFetches] = {}
-        self._leaders: set[int] = set()
-        """The leaders of all partitions in these metadata and this assignment, which are replaced as a whole."""
+        self._sources: set[int] = set()
+        """The leaders of all partitions in these metadata and this assignment, which are replaced as a whole, and the
+        replicas that leaders have named since.
+        """
         self._seen_state: tuple[ClusterMetadata, Mapping[TopicPartition, PartitionState]] = (EMPTY, {})
         self._buffer = FetchBuffer(subscription)
         self.decoder = RecordDecoder(max(DEFAULT_MAX_BYTES, config.receive_message_max_bytes))
@@ -163,9 +165,11 @@ class Fetcher:
         metadata, assigned = self._cluster.metadata, self._subscription.assigned
         if metadata is not self._seen_state[0] or assigned is not self._seen_state[1]:
             self._seen_state = metadata, assigned
-            self._leaders = {metadata.leader(partition) for partition in assigned}
-        # The others may be replicas to read from (KIP-392).
-        return self._leaders <= self._nodes.keys() and all(map(self._is_busy, self._nodes.values()))
+            self._sources = {metadata.leader(partition) for partition in assigned}
+            self._sources.update(state.read_replica for state in assigned.values() if state.read_replica >= 0)
+        # A broker that has led a partition before, and leads none now, stays idle: it does not count.
+        nodes = map(self._nodes.get, self._sources)
+        return all(node is not None and self._is_busy(node) for node in nodes)
 
     def _is_busy(self, node: _NodeFetches) -> bool:
         """Whether as much is on its way from this broker, or unread, as may be."""
@@ -397,6 +401,7 @@ class Fetcher:
             return None
         if data.preferred_read_replica >= 0 and data.preferred_read_replica != node.node_id:
             state.read_replica = data.preferred_read_replica
+            self._sources.add(state.read_replica)
             state.read_replica_until_ms = self._loop.time() * 1000 + self._config.metadata_max_age_ms
         state.high_watermark = data.high_watermark
         state.last_stable_offset = data.last_stable_offset
