@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
-from copy import copy
 from typing import Any
 
 from tidelog.client.assignment.protocol import UNKNOWN_GENERATION
@@ -27,7 +26,7 @@ from tidelog.client.groups.leave_limit import CUT_LISTENER_S, LeaveLimit
 from tidelog.client.groups.membership import GroupMembership, Membership
 from tidelog.client.model import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from tidelog.client.network.cluster import Cluster
-from tidelog.client.network.outcomes import retrieve_exception, start_task
+from tidelog.client.network.outcomes import own_error, retrieve_exception, start_task
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 logger = client_logger(__name__)
@@ -203,7 +202,7 @@ class Rebalancer:
             if not membership.is_fenced:
                 membership.fatal_error = None
             await self._lose_all()
-            raise copy(error)  # the same one in each poll of a fenced member would get a longer and longer traceback
+            raise own_error(error)  # each poll of a fenced member raises it again
 
     async def _revoke_before_join(self) -> None:
         """Revoke partitions before joining: all of an eager member, the unsubscribed ones of a

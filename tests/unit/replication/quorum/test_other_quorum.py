@@ -19,12 +19,18 @@ from tidelog.replication.quorum import driver
 from tidelog.replication.quorum.driver import InconsistentVoters
 
 
+async def _led_by_its_first(quorum: Quorum) -> Member:
+    """The leader, formatted as the first of the quorum."""
+    quorum.format_dynamic(1)
+    first = await Member(quorum, 1, **SERVERS).start()
+    await until(lambda: first.raft.is_leader)
+    return first
+
+
 def test_a_controller_formatted_as_the_first_begins_no_quorum_beside_another(tmp_path: Path) -> None:
     async def run() -> None:
         quorum = Quorum(tmp_path, {})
-        quorum.format_dynamic(1)
-        first = await Member(quorum, 1, **SERVERS).start()
-        await until(lambda: first.raft.is_leader)
+        await _led_by_its_first(quorum)
         quorum.format_dynamic(2)
         with pytest.raises(InconsistentVoters, match="without --standalone"):
             await Member(quorum, 2, **SERVERS).start()
@@ -53,9 +59,7 @@ def test_the_first_of_a_quorum_begins_it_where_the_others_wait_for_it_or_are_awa
     async def run() -> None:
         quorum = Quorum(tmp_path, {})
         waiting = await Member(quorum, 2, **SERVERS).start()
-        quorum.format_dynamic(1)
-        first = await Member(quorum, 1, **SERVERS).start()
-        await until(lambda: first.raft.is_leader)
+        first = await _led_by_its_first(quorum)
         await until(partial(same_mark, waiting, first))
         await first.stop()
         first = await Member(quorum, 1, **SERVERS).start()
@@ -68,9 +72,7 @@ def test_the_first_of_a_quorum_begins_it_where_the_others_wait_for_it_or_are_awa
 def test_another_quorum_begins_where_only_its_own_address_is_named(tmp_path: Path) -> None:
     async def run() -> None:
         quorum = Quorum(tmp_path, {})
-        quorum.format_dynamic(1)
-        first = await Member(quorum, 1, **SERVERS).start()
-        await until(lambda: first.raft.is_leader)
+        await _led_by_its_first(quorum)
         quorum.format_dynamic(2)
         second = await Member(quorum, 2, bootstrap_servers=[endpoint(2)]).start()
         await until(lambda: second.raft.is_leader)
