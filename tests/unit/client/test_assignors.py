@@ -174,8 +174,11 @@ def test_assignors_are_known_by_kafkas_names_and_javas_classes():
 
 
 @pytest.mark.parametrize("owned", [0, 3])
-def test_the_search_for_a_better_balance_ends_with_the_members_that_are_left_to_find(monkeypatch, owned):
-    """It went through all topics of all members for each of these: seconds in which the client's loop stood still."""
+@pytest.mark.parametrize("others", [{}, {"other": ()}, {"other": ("small",)}, {"other": ("T0",)}])
+def test_the_search_for_a_better_balance_ends_with_the_members_that_are_left_to_find(monkeypatch, owned, others):
+    """It went through all topics of all members for each of these: seconds in which the client's loop stood still. Also
+    where a member that reads other topics stays lighter for good.
+    """
 
     class Looked(dict[str, list[str]]):
         count = 0
@@ -193,7 +196,8 @@ def test_the_search_for_a_better_balance_ends_with_the_members_that_are_left_to_
     monkeypatch.setattr(sticky_assignor._AssignmentBuilder, "_keep_owned", kept)
     topics = tuple(f"T{number}" for number in range(30))
     held = [" ".join(f"T{n}P{p}" for n in range(30) for p in (2 * m, 2 * m + 1)) if m < owned else "" for m in range(6)]
-    group = {f"m{m}": owning(topics, held[m]) for m in range(6)}
-    assignment = StickyAssignor().assign(dict.fromkeys(topics, 6), group)
-    assert [len(partitions) for partitions in assignment.values()] == [30] * 6
+    group = {f"m{m}": owning(topics, held[m]) for m in range(6)} | {name: owning(others[name], "") for name in others}
+    assignment = StickyAssignor().assign(dict.fromkeys(topics, 6) | {"small": 1}, group)
+    loads = [len(assignment[name]) for name in group]
+    assert loads == ([29] * 6 + [6] if "T0" in others.get("other", ()) else [30] * 6 + [len(others[n]) for n in others])
     assert Looked.count <= 300, "once for a partition that is free, or that moves"

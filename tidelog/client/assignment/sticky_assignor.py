@@ -87,6 +87,11 @@ class _AssignmentBuilder:
             for topic in dict.fromkeys(members[name].topics):
                 if topic in partition_counts:
                     self._subscribers.setdefault(topic, []).append(name)
+        numbers: dict[tuple[str, ...], int] = {}
+        self._audience_of = {
+            topic: numbers.setdefault(tuple(names), len(numbers)) for topic, names in self._subscribers.items()
+        }
+        """Topic -> a number that all topics with the same subscribers share."""
         # Topics with the fewest subscribers first: later topics have more members to balance the
         # load.
         self._topics = sorted(self._subscribers, key=lambda topic: (len(self._subscribers[topic]), topic))
@@ -97,6 +102,13 @@ class _AssignmentBuilder:
         self._previous_numbers: dict[str, dict[str, set[int]]] = {}
         """Member -> topic -> the partitions that it owned; of the members that took one."""
         self._load = dict.fromkeys(self._rank, 0)
+        self._settled: set[str] = set()
+        """Members that a search without a chain has reached. Later searches skip them.
+
+        All subscribers of what they hold are among them, so no chain leaves them. None enters them either: each has at
+        least as many partitions as the first member of that search less one, and from then on no other member has more
+        than that first one.
+        """
 
     def assign(self) -> Assignment:
         self._keep_owned()
@@ -158,6 +170,8 @@ class _AssignmentBuilder:
         for heavy in sorted(self._rank, key=lambda name: (-self._load[name], self._rank[name])):
             if self._load[heavy] - 2 < lightest:
                 return False
+            if heavy in self._settled:
+                continue
             chain = self._find_chain(heavy)
             if chain:
                 # All moves are chosen before the first one: each member passes on a partition that
@@ -184,6 +198,7 @@ class _AssignmentBuilder:
         `heavy`, or [].
         """
         limit = self._load[heavy] - 2
+        audiences: set[int] = set()
         previous_links: dict[str, tuple[str, str]] = {heavy: ("", "")}
         queue = deque([heavy])
         while queue:
@@ -191,16 +206,20 @@ class _AssignmentBuilder:
             for _ in range(len(queue)):
                 giver = queue.popleft()
                 for topic in sorted(self._topic_partitions_of[giver]):
-                    if len(previous_links) == len(self._rank):
+                    if len(previous_links) + len(self._settled) == len(self._rank):
                         break  # none is left to find
+                    if self._audience_of[topic] in audiences:
+                        continue  # its subscribers are found
+                    audiences.add(self._audience_of[topic])
                     for taker in self._subscribers[topic]:
-                        if taker not in previous_links:
+                        if taker not in previous_links and taker not in self._settled:
                             previous_links[taker] = (giver, topic)
                             queue.append(taker)
                             if self._load[taker] <= limit:
                                 lighter_members.append(taker)
             if lighter_members:
                 return self._walk_back(previous_links, min(lighter_members, key=self._load_and_rank))
+        self._settled.update(previous_links)
         return []
 
     @staticmethod
