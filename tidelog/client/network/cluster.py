@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
@@ -95,14 +96,16 @@ class Cluster:
         self.metadata: ClusterMetadata = EMPTY
         self.refreshes_begun = 0
         self.metadata_refresh = 0
-        """The number of the refresh that `metadata` comes from, counted as `refreshes_begun`. A clock would not tell
-        what was asked for after a moment: uvloop's counts milliseconds.
+        """The number of the refresh of all topics that `metadata` comes from, counted as `refreshes_begun`. A clock
+        would not tell what was asked for after a moment: uvloop's counts milliseconds.
         """
         self.on_metadata: Callable[[], None] | None = None
         self.on_loop_end: Callable[[], None] | None = None
         """Called when the tasks of the event loop are cancelled before `close`, as at the end of `asyncio.run`."""
         self.all_topics = False
         """Request the metadata of all topics, as a subscription by pattern needs."""
+        self.names_new_topics_alone = False
+        """A refresh that only new topics need names only them, as in Kafka's producer (KIP-526)."""
         rng = rng or random.Random()
         self.rng = rng
         self.retry_backoff = ExponentialBackoff(config.retry_backoff_ms, config.retry_backoff_max_ms, rng)
@@ -121,6 +124,13 @@ class Cluster:
         self._last_idle_look_s = 0.0
         self._topics: dict[str, float] = {}
         self._topic_max_idle_ms: float | None = None
+        self._new_topics: set[str] = set()
+        """Topics that the metadata does not have yet, if `names_new_topics_alone`. Their refresh is requested, or on
+        its way.
+        """
+        self._all_are_due = False
+        """The next refresh is for other topics than the new ones, too."""
+        self._all_refreshed_s = -math.inf
         self._refresh_requested = asyncio.Event()
         self._refresh_is_urgent = asyncio.Event()
         self._refresh_future: asyncio.Future[None] | None = None
@@ -399,14 +409,19 @@ class Cluster:
         Returns True, and requests a refresh, when one of them is new.
         """
         now_s = asyncio.get_running_loop().time()
-        has_new_topic = False
+        new_topics = []
         for topic in topics:
-            has_new_topic = has_new_topic or (topic not in self._topics)
+            if topic not in self._topics:
+                new_topics.append(topic)
             self._topics[topic] = now_s
-        if has_new_topic:
+        if new_topics:
             self._refresh_is_urgent.set()
-            self.request_refresh()
-        return has_new_topic
+            if self.names_new_topics_alone:
+                self._new_topics.update(new_topics)
+                self._refresh_requested.set()
+            else:
+                self.request_refresh()
+        return bool(new_topics)
 
     def track_only(self, topics: Iterable[str]) -> None:
         """Keep metadata of these topics and no others."""
@@ -416,7 +431,8 @@ class Cluster:
         self.track(topic_names)
 
     def request_refresh(self) -> None:
-        """Schedule a metadata refresh. Several calls make one refresh."""
+        """Schedule a metadata refresh of all topics. Several calls make one refresh."""
+        self._all_are_due = True
         self._refresh_requested.set()
 
     async def wait_for_metadata(self, timeout_ms: float) -> bool:
@@ -426,6 +442,10 @@ class Cluster:
         """
         self._check_open()
         self.request_refresh()
+        return await self._wait_for_refresh(timeout_ms)
+
+    async def _wait_for_refresh(self, timeout_ms: float) -> bool:
+        """Wait for the next end of a refresh that is scheduled, or on its way; False after the timeout."""
         if self._refresh_future is None or self._refresh_future.done():
             self._refresh_future = asyncio.get_running_loop().create_future()
         done, _ = await asyncio.wait([self._refresh_future], timeout=max(0.0, timeout_ms) / 1000)
@@ -458,14 +478,18 @@ class Cluster:
             if remaining_ms <= 0:
                 code = topic.error if topic is not None and topic.error else ErrorCode.REQUEST_TIMED_OUT
                 raise KafkaError(code, f"topic {name!r} did not come into the metadata in time")
-            await self.wait_for_metadata(remaining_ms)
+            if name in self._new_topics:
+                self._check_open()
+                await self._wait_for_refresh(remaining_ms)
+            else:
+                await self.wait_for_metadata(remaining_ms)
 
     async def _refresh_loop(self) -> None:
         max_age_s = self.config.metadata_max_age_ms / 1000
         failures = 0
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max_age_s):
+                async with asyncio.timeout_at(self._all_refreshed_s + max_age_s):
                     await self._refresh_requested.wait()
             self._refresh_requested.clear()
             self._refresh_is_urgent.clear()
@@ -475,12 +499,12 @@ class Cluster:
             except KafkaError as error:
                 failures += 1
                 self._log_refresh_failure(error)
-                self._refresh_requested.set()
+                self.request_refresh()
             except Exception:
                 # Without this loop the client would stand still with no word of the cause.
                 failures += 1
                 logger.exception("a metadata refresh failed by a fault of the client")
-                self._refresh_requested.set()
+                self.request_refresh()
             # At most one request per backoff, whatever the number of callers. Only a new topic
             # skips the wait.
             try:
@@ -502,25 +526,41 @@ class Cluster:
             self.on_loop_end()
 
     async def _refresh_once(self) -> None:
+        now_s = asyncio.get_running_loop().time()
         if self._topic_max_idle_ms is not None:
-            oldest_use_s = asyncio.get_running_loop().time() - self._topic_max_idle_ms / 1000
+            oldest_use_s = now_s - self._topic_max_idle_ms / 1000
             for topic in [topic for topic, last_used_s in self._topics.items() if last_used_s < oldest_use_s]:
                 del self._topics[topic]
         topic_names = None if self.all_topics else list(self._topics)
+        self._new_topics &= self._topics.keys()
+        is_old = now_s - self._all_refreshed_s >= self.config.metadata_max_age_ms / 1000
+        is_of_all = self._all_are_due or is_old or not self._new_topics
+        asked = topic_names if is_of_all else [topic for topic in topic_names or () if topic in self._new_topics]
+        self._all_are_due = self._all_are_due and not is_of_all
         self.refreshes_begun += 1
         refresh = self.refreshes_begun
-        response = await self.fetch_metadata(topic_names, create=self._auto_create_topics)
+        response = await self.fetch_metadata(asked, create=self._auto_create_topics)
         if not response.brokers:
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster named no brokers")
-        self.metadata_refresh = refresh
+        if is_of_all:
+            self.metadata_refresh, self._all_refreshed_s = refresh, now_s
         self.metadata = merge_metadata(self.metadata, response, topic_names)
         self._close_moved()
-        if any(topic.error.retriable for topic in self.metadata.topics.values()):
-            self.request_refresh()
+        self._request_missing(asked)
         if self._refresh_future is not None and not self._refresh_future.done():
             self._refresh_future.set_result(None)
         if self.on_metadata is not None:
             self.on_metadata()
+
+    def _request_missing(self, asked: Iterable[str] | None) -> None:
+        """Request another refresh if topics have passing errors: of those that are new and stay it, one by itself."""
+        topics = self.metadata.topics
+        failed = {name for name, topic in topics.items() if topic.error.retriable}
+        self._new_topics -= {name for name in asked or () if name not in failed or topics[name].partitions}
+        if self._new_topics:
+            self._refresh_requested.set()
+        if failed - self._new_topics:
+            self.request_refresh()
 
     async def fetch_metadata(
         self, topics: list[str] | None, *, create: bool = False, node_id: int | None = None

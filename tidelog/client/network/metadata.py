@@ -102,16 +102,16 @@ EMPTY = ClusterMetadata(None, -1, {}, {})
 
 
 def merge_metadata(
-    previous: ClusterMetadata, response: MetadataResponse, requested_topics: Iterable[str] | None
+    previous: ClusterMetadata, response: MetadataResponse, wanted_topics: Iterable[str] | None
 ) -> ClusterMetadata:
-    """Merge a response that covers the topics `requested_topics` (None: all topics).
+    """Merge a response into the metadata of the topics `wanted_topics` (None: those of the response).
 
-    Other topics are dropped.
+    A wanted topic that the response leaves out stays as it is. Topics that are not wanted are dropped.
     """
     nodes = {broker.node_id: Node(broker.node_id, broker.host, broker.port, broker.rack) for broker in response.brokers}
     by_name = {topic.name: topic for topic in response.topics if topic.name is not None}
     topics: dict[str, TopicMetadata] = {}
-    for name in by_name if requested_topics is None else requested_topics:
+    for name in by_name if wanted_topics is None else wanted_topics:
         topic = by_name.get(name)
         previous_topic = previous.topics.get(name)
         if topic is not None:

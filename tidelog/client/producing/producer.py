@@ -162,6 +162,7 @@ class Producer:
     async def _start(self) -> None:
         cluster = Cluster(self._config, auto_create_topics=True, rng=self._rng)
         cluster.forget_idle_topics_after(self._config.metadata_max_idle_ms)
+        cluster.names_new_topics_alone = True
         await cluster.start()
         self._cluster = cluster
         self._sender = Sender(cluster, self._config, self._accumulator, self._session, self._manager)
