@@ -5,8 +5,10 @@ The client and its other calls go on: no lock stays taken, no record waits for a
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -19,6 +21,7 @@ from tests.unit.client.test_loop_thread import WAITING_MODULES, interrupted_at, 
 from tests.unit.client.test_producer import FAST
 from tests.unit.client.transacting import cluster_of
 from tidelog.client import TopicPartition, TransactionAborted, sync
+from tidelog.client.sync.caller_thread import CallerThread
 from tidelog.client.sync.loop_thread import LoopThread
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # of a call that had not begun
@@ -88,6 +91,31 @@ def test_no_interrupt_of_an_iteration_loses_a_record() -> None:
         hunt(iterate, lambda: None, 4)
         iterate()
         assert read == list(range(len(read)))
+
+
+def test_no_interrupt_of_a_callback_leaves_the_loop_to_wait_for_it() -> None:
+    """All later polls of a consumer would wait for its listener."""
+    thread, caller, runs = LoopThread(), CallerThread(), list[int]()
+
+    async def begin(step: int) -> asyncio.Task[Any]:
+        return asyncio.create_task(caller.run(runs.append, step))
+
+    async def end(callback: asyncio.Task[Any]) -> None:
+        await asyncio.wait([callback])
+
+    for step in count():
+        callback = thread.run(begin(step))
+        wait = partial(lambda callback: thread.run(end(callback), caller), callback)
+        was_interrupted = interrupted_at(step, wait, MODULES)
+        run_in_threads(wait)
+        assert callback.done(), f"step {step}"
+        assert runs.count(step) == 1, f"step {step}"
+        error = callback.exception()
+        assert error is None or "the listener was interrupted" in str(error)
+        if not was_interrupted:
+            break
+    assert step >= 30
+    thread.stop()
 
 
 @pytest.mark.slow

@@ -22,41 +22,56 @@ Result = TypeVar("Result")
 class _Call:
     """One callback, with the future that gets its result on the loop."""
 
-    __slots__ = ("arguments", "function", "future", "loop")
+    __slots__ = ("_arguments", "_error", "_function", "_future", "_has_begun", "_loop", "_result")
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self.function = function
-        self.arguments = arguments
-        self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Any] = self.loop.create_future()
+        self._function = function
+        self._arguments = arguments
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[Any] = self._loop.create_future()
+        self._has_begun = False
+        self._result: Any = None
+        self._error: Exception | None = RuntimeError("the listener was interrupted")
+
+    async def outcome(self) -> Any:
+        return await self._future
 
     def run(self) -> None:
-        try:
-            result = self.function(*self.arguments)
-        except Exception as error:
-            self._call_on_loop(self._fail, error)
-        except BaseException as error:
-            # An interrupt belongs to this thread: on the loop's thread it would end the loop.
-            self._call_on_loop(self._fail, RuntimeError(f"the listener was interrupted: {error!r}"))
-            raise
-        else:
-            self._call_on_loop(self._succeed, result)
+        """An interrupt leaves an outcome, if the callback has begun."""
+        # Not where the loop no longer waits for it.
+        if not self._has_begun and not self._future.done():
+            try:
+                self._has_begun = True
+                self._result = self._function(*self._arguments)
+                self._error = None
+            except Exception as error:
+                self._error = error
+            except BaseException as error:
+                # An interrupt belongs to this thread: on the loop's thread it would end the loop.
+                self._error = RuntimeError(f"the listener was interrupted: {error!r}")
+                raise
 
-    def _call_on_loop(self, callback: Callable[[Any], None], argument: Any) -> None:
+    def end(self) -> bool:
+        """Give the loop the outcome. False if the callback is still to be run. More than once has no effect."""
+        if not self._has_begun:
+            return self._future.done()
         try:
-            self.loop.call_soon_threadsafe(callback, argument)
+            self._loop.call_soon_threadsafe(self._settle)
         except RuntimeError:
             pass  # the loop was closed meanwhile, so no task waits for the result
+        return True
 
-    def _succeed(self, result: Any) -> None:
-        if not self.future.done():
-            self.future.set_result(result)
-
-    def _fail(self, error: Exception) -> None:
+    def _settle(self) -> None:
+        """On the loop."""
+        error = self._error
         if isinstance(error, StopIteration):  # a future cannot hold StopIteration
             error = RuntimeError(f"the listener raised {error!r}")
-        if not self.future.done():
-            self.future.set_exception(error)
+        if self._future.done():
+            return
+        if error is None:
+            self._future.set_result(self._result)
+        else:
+            self._future.set_exception(error)
 
 
 class CallerThread:
@@ -77,7 +92,7 @@ class CallerThread:
         call = _Call(function, arguments)
         self._calls.append(call)
         self.threads.wake()
-        return await call.future
+        return await call.outcome()
 
     def wait(self, running: LoopCall[Result]) -> Result:
         """In the caller's thread: wait for a call on the loop and run callbacks meanwhile."""
@@ -85,14 +100,23 @@ class CallerThread:
             self.threads.wait(lambda: running.is_over or bool(self._calls))
             if running.is_over:
                 return running.result()
-            try:
-                call = self._calls.popleft()
-            except IndexError:
-                continue  # another thread has taken it
-            if call.future.done():
-                continue  # the loop no longer waits for it
+            self._run_next()
+
+    def _run_next(self) -> None:
+        call: _Call | None = None
+        try:
+            # Without a call: behind `popleft()` an interrupt, by Ctrl-C for example, would lose the callback, and all
+            # later calls of the client would wait for it.
+            call = self._calls[0]
+            del self._calls[0]
             self._callback_state.is_active = True
-            try:
-                call.run()
-            finally:
-                self._callback_state.is_active = False
+            call.run()
+            call.end()
+        except BaseException as error:
+            if call is not None and not call.end():
+                self._calls.appendleft(call)  # for the next thread that waits
+                self.threads.wake()
+            if not isinstance(error, IndexError):  # another thread has taken it
+                raise
+        finally:
+            self._callback_state.is_active = False
