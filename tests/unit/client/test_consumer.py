@@ -364,6 +364,35 @@ class TestPositions:
                 assert await consuming.committed(T0) == {T0: OffsetAndMetadata(7, "", 0)}
                 assert await read(consuming, 2) == [7, 8]
 
+    @pytest.mark.parametrize("call", ["pause", "seek"])
+    async def test_an_iteration_keeps_the_records_of_other_partitions_at_a_pause_or_a_seek(self, call):
+        """It fetched those of all partitions again."""
+        async with FakeCluster(t=2) as cluster:
+            fill(cluster, "t", 0, 6)
+            fill(cluster, "t", 1, 6)
+            async with consumer(cluster, group_id="g", enable_auto_commit=False) as consuming:
+                consuming.assign([T0, T1])
+                records = aiter(consuming)
+                first = await anext(records)
+                held = TopicPartition("t", first.partition)
+                other = T1 if held == T0 else T0
+                if call == "pause":
+                    consuming.pause(held)
+                else:
+                    consuming.seek(held, 4)
+                expected = {held: 1 if call == "pause" else 4, other: 0}
+                assert {each: await consuming.position(each) for each in (T0, T1)} == expected
+                await consuming.commit()
+                assert {each: at.offset for each, at in (await consuming.committed()).items() if at} == expected
+                requests = len(cluster.sent(FetchRequest))
+                kept = [await anext(records) for _ in range(6)]
+                assert [(each.partition, each.offset) for each in kept] == [(other.partition, n) for n in range(6)]
+                assert len(cluster.sent(FetchRequest)) == requests
+                consuming.resume(held)
+                left = [await anext(records) for _ in range(6 - expected[held])]
+                assert [each.offset for each in left] == list(range(expected[held], 6))
+                assert {each: await consuming.position(each) for each in (T0, T1)} == {T0: 6, T1: 6}
+
 
 class TestTrouble:
     @pytest.mark.parametrize("answer", [DROP, SILENCE])

@@ -262,7 +262,7 @@ class TakingRecord(ConsumerRecord):
 
 def test_what_is_not_consumed_is_found_while_another_thread_iterates():
     TakingRecord.buffer = buffer = IterationBuffer()
-    buffer.fill([[TakingRecord("t", 0, offset, 0, 0, None, None, (), 3) for offset in range(20)]])
+    buffer.fill({T0: [TakingRecord("t", 0, offset, 0, 0, None, None, (), 3) for offset in range(20)]})
     assert buffer.unconsumed_positions() == {T0: OffsetAndMetadata(0, "", 3)}
 
 

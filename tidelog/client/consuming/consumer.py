@@ -507,19 +507,19 @@ class Consumer:
         is closed.
         """
         if not self._iteration.records:
-            self._iteration.fill((await self.next_batch()).values())
+            self._iteration.fill(await self.next_batch())
             self.positions_before_take = {}  # these records count as consumed one by one
         return self._iteration.records
 
-    def _rewind(self) -> None:
-        """Move positions back to the first record that an `async for` has not handed out."""
-        if self._iteration.records:
-            positions = self._iteration.unconsumed_positions()
-            self._iteration.records.clear()
-            for partition, position in positions.items():
-                self._subscription.rewind(partition, position.offset, position.leader_epoch)
-            if self._fetcher is not None:
-                self._fetcher.discard(positions)
+    def _rewind(self, partitions: Collection[TopicPartition] | None = None) -> None:
+        """Move the positions of these partitions, of all by default, back to the first record that an `async for` has
+        not handed out.
+        """
+        positions = self._iteration.drop(partitions)
+        for partition, position in positions.items():
+            self._subscription.rewind(partition, position.offset, position.leader_epoch)
+        if positions and self._fetcher is not None:
+            self._fetcher.discard(positions)
 
     def return_records(self) -> None:
         """Let the records of the last poll count as not consumed, because its caller has not got them."""
@@ -550,7 +550,7 @@ class Consumer:
         self._check_open(or_closing=True)
         partition = as_partition("partition", partition)
         target = as_offset(partition, offset)
-        self._rewind()
+        self._rewind((partition,))
         self._subscription.seek(partition, target.offset, target.leader_epoch)
         if self._fetcher is not None:
             self._fetcher.discard((partition,))
@@ -585,8 +585,9 @@ class Consumer:
     def pause(self, *partitions: TopicPartition) -> None:
         """Return no records of these partitions until `resume`; they stay assigned."""
         self._check_open(or_closing=True)
-        self._rewind()
-        self._subscription.pause(as_partitions("partitions", partitions))
+        targets = as_partitions("partitions", partitions)
+        self._subscription.pause(targets)
+        self._rewind(targets)
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Return records of paused partitions again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from tidelog.client.model import ConsumerRecord, OffsetAndMetadata, TopicPartition
 
@@ -11,14 +11,38 @@ from tidelog.client.model import ConsumerRecord, OffsetAndMetadata, TopicPartiti
 class IterationBuffer:
     """The iteration buffer of one consumer. Iterators take from the left of `records`."""
 
-    __slots__ = ("records",)
+    __slots__ = ("_partitions", "records")
 
     def __init__(self) -> None:
         self.records: deque[ConsumerRecord] = deque()
+        self._partitions: set[TopicPartition] = set()
+        """The partitions that may have records here."""
 
-    def fill(self, batches: Iterable[Iterable[ConsumerRecord]]) -> None:
-        for records in batches:
+    def fill(self, batch: Mapping[TopicPartition, Iterable[ConsumerRecord]]) -> None:
+        self._partitions = set(batch)
+        for records in batch.values():
             self.records.extend(records)
+
+    def drop(self, partitions: Collection[TopicPartition] | None = None) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Drop the records of these partitions, of all by default. Returns their `unconsumed_positions`."""
+        if not self.records:
+            return {}
+        if partitions is None:
+            positions = self.unconsumed_positions()
+            self.records.clear()
+            return positions
+        dropped = self._partitions.intersection(partitions)
+        if not dropped:
+            return {}
+        self._partitions -= dropped
+        positions = {
+            partition: position for partition, position in self.unconsumed_positions().items() if partition in dropped
+        }
+        if positions:
+            kept = [each for each in self.records.copy() if (each.topic, each.partition) not in positions]
+            self.records.clear()
+            self.records.extend(kept)
+        return positions
 
     def unconsumed_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """By partition: the offset and the leader epoch of the first record not handed out."""
