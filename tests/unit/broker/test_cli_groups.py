@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import time
@@ -105,6 +106,27 @@ def test_the_lag_is_told_in_records_and_in_seconds(cli: Cli, topic: str, group: 
     assert told["coordinator"]["id"] == 1
     everything = json.loads(cli("describe", "--json")[1])
     assert group in [each["group"] for each in everything]
+
+
+def test_many_groups_are_described_a_few_at_a_time(
+    cli: Cli, admin: sync.Admin, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Fifty at once, of three hundred partitions each, all came to their ends behind their limit of 5 s."""
+    for number in range(20):
+        admin.alter_group_offsets(f"{group}-{number}", {TopicPartition(topic, 0): 0})
+    under_way, most = 0, 0
+
+    async def group_lag(self: AsyncAdmin, group_id: str, *args: Any, **options: Any) -> dict[TopicPartition, Any]:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.05)
+        under_way -= 1
+        return {}
+
+    monkeypatch.setattr(AsyncAdmin, "group_lag", group_lag)
+    assert cli("describe", *(f"{group}-{number}" for number in range(20)))[0] == 0
+    assert 1 < most <= 4
 
 
 def test_members_and_state_are_told(cli: Cli, topic: str, group: str, member: sync.Consumer):

@@ -36,7 +36,8 @@ from tidelog.client.groups.model import DESCRIBED_TYPES, GROUP_STATES, GROUP_TYP
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 _LOOKS = 5
-_GROUPS_AT_ONCE = 50
+_GROUPS_AT_ONCE = 4
+"""Each has a limit of its own from its begin, and with more at once all would come to their ends late."""
 
 
 @click.group("groups", cls=CommandGroup, context_settings=HELP)
