@@ -38,6 +38,7 @@ from tidelog.protocol.messages.describe_groups import DescribeGroupsRequest, Des
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest
 from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest
 from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
+from tidelog.protocol.messages.metadata import MetadataRequest
 from tidelog.protocol.messages.offset_fetch import OffsetFetchRequest
 
 LIMIT_MS = 600
@@ -187,6 +188,22 @@ async def test_the_other_leaders_answer_where_one_is_silent(monkeypatch: pytest.
     assert error.answers == {TopicPartition("t", 1): 7, TopicPartition("t", 2): 7}
     assert {each: problem.code for each, problem in error.errors.items()} == {T0: error.code}
     assert "t-0" in str(error.errors[T0])
+
+
+async def test_one_request_asks_for_the_metadata_of_all_topics(monkeypatch: pytest.MonkeyPatch):
+    def answer(request: DeleteRecordsRequest, node: FakeNode) -> DeleteRecordsResponse:
+        result = DeleteRecordsPartitionResult(partition_index=0, low_watermark=7)
+        return DeleteRecordsResponse(
+            topics=[DeleteRecordsTopicResult(name=each.name, partitions=[result]) for each in request.topics]
+        )
+
+    monkeypatch.setitem(HANDLERS, 21, (DeleteRecordsRequest, DeleteRecordsResponse, None))
+    names = [f"t{number}" for number in range(9)]
+    async with FakeCluster(**dict.fromkeys(names, 1)) as cluster, admin(cluster, 10_000) as administrator:
+        cluster.script(DeleteRecordsRequest, answer)
+        asked_before = len(cluster.sent(MetadataRequest))
+        await administrator.delete_records({TopicPartition(name, 0): -1 for name in names})
+        assert len(cluster.sent(MetadataRequest)) <= asked_before + 2
 
 
 @pytest.mark.parametrize("number", [0, 3])

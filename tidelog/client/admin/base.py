@@ -127,7 +127,9 @@ class AdminBase:
         """
         loop = asyncio.get_running_loop()
         deadline = self._deadline(WAIT_SHARE)
-        for name in set(names):
+        topics = set(names)
+        cluster.track(topics)  # so that one request asks for all of them
+        for name in topics:
             await cluster.topic(name, (deadline - loop.time()) * 1000)
 
     def _timeout_ms(self, timeout_ms: int | None) -> int:
