@@ -13,9 +13,11 @@ from tests.unit.client.fake_broker import SILENCE, FakeCluster
 from tests.unit.client.test_consumer import T0, consumer, fill, read, until
 from tests.unit.client.test_starts_and_ends import tasks_of_clients
 from tidelog.client import Consumer, RebalanceListener, TopicPartition
-from tidelog.client.groups import leave_limit
+from tidelog.client.groups import leave_limit, membership
 from tidelog.client.network.cluster import COORDINATOR
+from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest
+from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from tidelog.protocol.messages.leave_group import LeaveGroupRequest
 from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
 from tidelog.protocol.messages.metadata import MetadataRequest
@@ -155,6 +157,35 @@ async def test_unsubscribing_is_done_although_the_caller_is_cancelled():
             assert consuming.assignment() == set()
             consuming.subscribe(["t"])
             await until(lambda: consuming.assignment() == {T0}, consuming)
+
+
+@pytest.mark.parametrize("way", ["close", "unsubscribe"])
+async def test_a_consumer_that_ends_before_its_member_id_arrives_leaves_the_group_with_it(way: str) -> None:
+    """A rebalance of the others would wait for it until its session timeout."""
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t", group_id="g") as consuming:
+        answer = JoinGroupResponse(error_code=ErrorCode.MEMBER_ID_REQUIRED, member_id="late")
+        gate = held(cluster, JoinGroupRequest, lambda request, node: answer)
+        await until(lambda: cluster.sent(JoinGroupRequest), consuming)
+        ending = asyncio.create_task(getattr(consuming, way)())
+        await asyncio.sleep(0.05)
+        assert not ending.done()
+        gate.set()
+        await asyncio.wait_for(ending, SOON_S)
+        (request,) = cluster.sent(LeaveGroupRequest)
+        assert [member.member_id for member in request.members] == ["late"]
+        assert len(cluster.sent(JoinGroupRequest)) == 1
+
+
+async def test_a_consumer_does_not_wait_long_for_its_member_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "_MEMBER_ID_WAIT_S", 0.05)
+    before = tasks_of_clients()
+    async with FakeCluster(t=1) as cluster:
+        consuming = consumer(cluster, "t", group_id="g")
+        cluster.script(JoinGroupRequest, lambda request, node: SILENCE)
+        await until(lambda: cluster.sent(JoinGroupRequest), consuming)
+        await asyncio.wait_for(consuming.close(), SOON_S)
+        assert not cluster.sent(LeaveGroupRequest)
+        assert tasks_of_clients() == before
 
 
 @pytest.mark.parametrize("silent", [OffsetCommitRequest, LeaveGroupRequest])

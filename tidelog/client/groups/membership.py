@@ -10,8 +10,8 @@ member leaves, so that a stuck application does not keep its partitions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
 
 from tidelog.client.assignment.assignors import Assignor, checked_assignment
 from tidelog.client.assignment.protocol import (
@@ -29,7 +29,7 @@ from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
 from tidelog.client.groups.leave_limit import LeaveLimit
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import COORDINATOR, JOINING, Cluster
-from tidelog.client.network.outcomes import start_task
+from tidelog.client.network.outcomes import retrieve_exception, start_task
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
@@ -40,6 +40,8 @@ logger = client_logger(__name__)
 
 _JOIN_TIMEOUT_MARGIN_MS = 5_000
 _METADATA_TIMEOUT_MS = 5_000.0
+_MEMBER_ID_WAIT_S = 1.0
+"""A coordinator before Kafka 2.2 answers the first JoinGroup only at the end of the rebalance."""
 _LOST_MEMBERSHIP_ERRORS = frozenset((ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION))
 
 
@@ -111,6 +113,8 @@ class Membership:
         Every poll raises it when this member may never join again (`is_fenced`).
         """
         self._leave_task: asyncio.Task[None] | None = None
+        self._first_join: asyncio.Task[JoinGroupResponse] | None = None
+        """The JoinGroup whose answer brings the member id."""
 
     @property
     def identity(self) -> GroupIdentity:
@@ -190,7 +194,8 @@ class Membership:
             ],
         )
         timeout_ms = max(config.request_timeout_ms, config.max_poll_interval_ms + _JOIN_TIMEOUT_MARGIN_MS)
-        answer = await self._coordinator.call(request, JoinGroupResponse, timeout_ms, purpose=JOINING)
+        call = self._coordinator.call(request, JoinGroupResponse, timeout_ms, purpose=JOINING)
+        answer = await (call if self._member_id else self._call_for_id(call))
         code = ErrorCode.of(answer.error_code)
         if code is ErrorCode.MEMBER_ID_REQUIRED:
             self._member_id = answer.member_id
@@ -206,6 +211,14 @@ class Membership:
         self._is_id_stored = True
         self._last_assignment, self._last_generation = assigned, self._generation
         return assigned
+
+    async def _call_for_id(self, call: Coroutine[Any, Any, JoinGroupResponse]) -> JoinGroupResponse:
+        """The call goes on if this one is cancelled: `leave` needs the id."""
+        task = self._first_join = start_task(call)
+        task.add_done_callback(retrieve_exception)
+        answer = await asyncio.shield(task)
+        self._first_join = None
+        return answer
 
     def _subscription(self, assignor: Assignor, topics: Sequence[str], owned: Sequence[TopicPartition]) -> bytes:
         user_data = assignor.user_data(self._last_assignment, self._last_generation)
@@ -389,6 +402,8 @@ class Membership:
 
         Waits for the response up to the limit.
         """
+        if self._first_join is not None and self._config.group_instance_id is None:
+            await limit.for_brokers(self._learn_id(self._first_join))
         await self.stop()
         if self._member_id and self._config.group_instance_id is None:
             await limit.for_connection(self._coordinator.connect())
@@ -397,13 +412,21 @@ class Membership:
         self.needs_join, self.is_lost, self.fatal_error = True, False, None
         await limit.for_brokers(leave_request)
 
+    async def _learn_id(self, first_join: asyncio.Task[JoinGroupResponse]) -> None:
+        """Without LeaveGroup the coordinator waits in each rebalance for a member to which it has given an id, until
+        the session timeout.
+        """
+        done, _ = await asyncio.wait([first_join], timeout=_MEMBER_ID_WAIT_S)
+        if done and not first_join.cancelled() and first_join.exception() is None:
+            self._member_id = first_join.result().member_id
+
     async def stop(self) -> None:
         """Cancel the background tasks without leaving the group."""
-        for task in (self._heartbeat_task, self._leave_task):
+        for task in (self._heartbeat_task, self._leave_task, self._first_join):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
-        self._heartbeat_task = self._leave_task = None
+        self._heartbeat_task = self._leave_task = self._first_join = None
 
     async def _send_leave(self, member_id: str, reason: str) -> None:
         if not member_id or self._config.group_instance_id is not None or not self._coordinator.is_known:
