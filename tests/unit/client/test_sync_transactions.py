@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S, join, wait_until
-from tests.unit.client.fake_broker import FakeCluster, refuse_produce
+from tests.unit.client.fake_broker import SILENCE, FakeCluster, refuse_produce
 from tests.unit.client.test_producer import FAST, numbered
 from tests.unit.client.test_transaction_offsets import Lost
-from tests.unit.client.transacting import cluster_of, refuse_end, story
+from tests.unit.client.transacting import cluster_of, limited, refuse_end, story
 from tidelog.client import (
     BatchSendError,
     ConsumerGroupMetadata,
@@ -29,7 +29,7 @@ from tidelog.client import (
 )
 from tidelog.client.sync import Producer
 from tidelog.client.sync.loop_thread import LoopThread
-from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.end_txn import EndTxnRequest
 from tidelog.protocol.messages.produce import ProduceRequest
 
@@ -245,6 +245,23 @@ def test_a_begin_that_is_refused_waits_for_no_record(cluster, has_block, transac
             begin()
         assert not waiting.done()
         sending.close(0)
+
+
+@pytest.mark.parametrize("topic", ["t", "missing"])
+def test_close_does_not_wait_for_records_that_cannot_be_committed(topic, cluster):
+    """It waited for their delivery, for delivery_timeout_ms, and then for the abort."""
+    cluster.auto_create_partitions = 0
+    sending = transactional(cluster)
+    sending.start()
+    sending.begin_transaction()
+    cluster.script(ProduceRequest, *[lambda request, node: SILENCE] * 10)
+    futures = [sending.send(topic, b"%d" % number) for number in range(2)]
+    wait_until(lambda: bool(cluster.sent(ProduceRequest) or sending._topic_waits))
+    began_s = time.monotonic()
+    with limited(sending._producer, max_block_ms=300):
+        sending.close()
+    assert time.monotonic() - began_s < PATIENCE_S / 2
+    assert all(isinstance(future.exception(0), KafkaError) for future in futures)
 
 
 def test_an_abort_ends_a_flush_behind_the_record_that_waits_for_its_topic(cluster):

@@ -601,6 +601,43 @@ async def test_close_aborts_an_open_transaction(version):
 
 
 @both_versions
+async def test_close_waits_once_for_a_broker_that_does_not_answer(version):
+    """After the wait for the abort it waited for the delivery of the records, in all for delivery_timeout_ms."""
+    async with cluster_of(version) as cluster:
+        sending = transactional(cluster)
+        await run(sending, b"0")
+        cluster.script(ProduceRequest, lambda request, node: SILENCE)
+        await sending.begin_transaction()
+        future = await sending.send("t", b"1", partition=0)
+        await until(lambda: len(cluster.sent(ProduceRequest)) == 2)
+        with limited(sending, **SHORT):
+            await asyncio.wait_for(sending.close(), PATIENCE_S / 2)
+        assert isinstance(future.exception(), KafkaError)
+
+
+@both_versions
+async def test_close_lets_a_commit_end_that_was_called(version):
+    async with cluster_of(version) as cluster:
+        sending = transactional(cluster)
+        released = asyncio.Event()
+
+        async def late(request: Any, node: Any) -> Any:
+            await released.wait()
+            return node.on_produce(request)
+
+        cluster.script(ProduceRequest, late)
+        await sending.begin_transaction()
+        await sending.send("t", b"1", partition=0)
+        commit = asyncio.create_task(sending.commit_transaction())
+        await until(lambda: cluster.sent(ProduceRequest))
+        closing = asyncio.create_task(sending.close())
+        await asyncio.sleep(0)
+        released.set()
+        await asyncio.gather(commit, closing)
+        assert cluster.transactions.committed == [b"1"]
+
+
+@both_versions
 async def test_a_transaction_larger_than_the_memory_is_committed_whole(version):
     async with cluster_of(version) as cluster, transactional(cluster, buffer_memory=20_000) as sending:
         values = [b"%05d" % number * 200 for number in range(200)]

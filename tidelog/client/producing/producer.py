@@ -192,8 +192,8 @@ class Producer:
 
     async def close(self, timeout_ms: float | None = None) -> None:
         """Deliver the sent records within `timeout_ms` (None: within their delivery timeouts) and
-        disconnect. An open transaction is aborted. A call during another one waits for its end. Does nothing in the
-        child of a fork.
+        disconnect. An open transaction is aborted, within `max_block_ms`. A call during another one waits for its end.
+        Does nothing in the child of a fork.
         """
         limit_s = None if timeout_ms is None else as_milliseconds("timeout_ms", timeout_ms) / 1000
         if self._shared_start.is_of_parent() or self._close_finished.is_set():
@@ -210,9 +210,8 @@ class Producer:
             self._appender.close()
             await self._shared_start.stop()  # no record is taken before the start has ended
             async with asyncio.timeout(limit_s):
-                if self._transactions is not None:
-                    await self._transactions.close(timeout_ms)
-                if self._sender is not None:
+                has_ended = self._transactions is None or await self._transactions.close(timeout_ms)
+                if has_ended and self._sender is not None:
                     await self._sender.flush()
         except TimeoutError:
             pass

@@ -237,13 +237,21 @@ class Transactions:
         self._sender.handle_change()
         return True
 
-    async def close(self, timeout_ms: float | None) -> None:
-        """Abort an open transaction, or wait for the end of one that ends, at most `max_block_ms`."""
+    def begin_close(self) -> bool:
+        """Abort an open transaction in the background. A commit that was called goes on, as in Java. Returns whether
+        there was one to abort.
+        """
+        return not self._is_detached and self._manager.state is not State.COMMITTING and self.abandon()
+
+    async def close(self, timeout_ms: float | None) -> bool:
+        """Abort an open transaction, or wait for the end of one that ends, at most `max_block_ms`. False when it has
+        not ended: nothing can commit its records any more.
+        """
         manager = self._manager
         if self._is_detached:
             self._sender.close()
-            return
-        self.abandon()
+            return True
+        self.begin_close()
         limit_ms = self._config.max_block_ms if timeout_ms is None else min(timeout_ms, self._config.max_block_ms)
         try:
             await self._wait_until(
@@ -251,8 +259,10 @@ class Transactions:
             )
         except TransactionError as error:
             logger.warning("closed with an open transaction, which ends by its timeout: %s", error)
+            return False
         finally:
             self._sender.close()
+        return True
 
     # -- waits
 

@@ -710,17 +710,18 @@ class Producer(BlockingClient):
         return self._run(lambda: self._producer.partitions_for(topic))
 
     def close(self, timeout_ms: float | None = None) -> None:
-        """Deliver the sent records within `timeout_ms` and end the thread.
-
-        The remaining records fail.
-        """
-
+        """Deliver the sent records within `timeout_ms` and end the thread. The remaining records fail."""
         limit_s = None if timeout_ms is None else as_milliseconds("timeout_ms", timeout_ms) / 1000
 
         async def close() -> None:
             try:
                 async with asyncio.timeout(limit_s):
-                    await self._flush()
+                    if (transactions := self._producer._transactions) is None:
+                        await self._flush()
+                    else:  # `close` waits for the end of a transaction, and no record counts without its commit
+                        if transactions.begin_close():
+                            self._drop_queued()
+                        await self._drain_queue()
                     await self._producer.close()
             except TimeoutError:
                 await self._producer.close(0)
