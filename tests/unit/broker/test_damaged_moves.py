@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -11,10 +12,13 @@ import pytest
 from tests.patience import until
 from tests.unit.broker.test_disk_failures import error_of_fetch, send
 from tests.unit.broker.test_replica_moves import Moving
+from tidelog.broker.node_ports import os_ports
 from tidelog.broker.replicas import replica_moves
 from tidelog.protocol.errors import ErrorCode
 from tidelog.replication.future_replica import FutureReplica
-from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, decode_end_offset
+from tidelog.storage.files.checkpoints import CLEAN_SHUTDOWN_FILE, CLEANED_ENDS_FILE, decode_end_offset
+from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.files.incarnation import write_incarnation
 
 MakeBatch = Callable[..., bytes]
 COUNT = 10
@@ -62,6 +66,43 @@ async def test_a_damaged_copy_does_not_take_the_place_of_the_only_whole_one(movi
     await moving.arrived(target)
     assert await moving.values() == [b"%d" % number for number in range(COUNT)]
     assert not [path for home in moving.homes for path in home.glob("t-0*-future")]
+
+
+@pytest.mark.parametrize(
+    ("moment", "speaks"),
+    [("copying", True), ("assigned", True), ("promoted", False), ("over", False), ("assigned, but it is alone", False)],
+)
+async def test_a_kill_in_the_middle_of_a_write_of_a_copy_is_no_loss_while_the_present_log_is_there(
+    moving: Moving, make_batch: MakeBatch, moment: str, speaks: bool
+) -> None:
+    """The broker left the ISR of all its partitions. A copy that the start takes over has lost records, though."""
+    source = moving.home / "t-0"
+    if moment == "copying":
+        target, copy = await begin(moving)
+    else:
+        kept = shutil.copytree(source, source.parent.parent / "kept")
+        target = moving.other
+        await moving.order(target)
+        await moving.arrived(target)
+        copy = target / "t-0" / LOG
+    epoch = moving.running.node._broker.lifecycle.epoch  # type: ignore[union-attr]
+    boot_id = os_ports().boot_id
+    await moving.running.stop()
+    if "assigned" in moment:
+        future = target / f"t-0.{'0' * 32}-future"
+        copy = copy.parent.rename(future) / LOG
+    if moment in ("assigned", "promoted"):
+        kept.rename(source)
+    copy.write_bytes(copy.read_bytes() + copy.read_bytes()[:40])
+    for home in (*moving.homes, Path(moving.config["metadata.log.dir"])):
+        (home / CLEAN_SHUTDOWN_FILE).unlink()
+        write_incarnation(OsDisk(), str(home), epoch, boot_id)
+    await moving.start()
+    assert (moving.running.node._directories.clean_epoch(boot_id) >= 0) == speaks
+    await moving.hold_back(None)
+    await moving.arrived(target)
+    assert await moving.values() == [b"%d" % number for number in range(COUNT)]
+    assert await send(moving.wire, "t", make_batch(b"on")) == (0, COUNT)
 
 
 async def test_a_replica_stays_where_it_is_if_each_copy_is_damaged(

@@ -767,6 +767,31 @@ class TestNewLogsOfOldNames:
         directory.close()
 
 
+@pytest.mark.parametrize("kind", ["present", "copy of a present one", "future alone"])
+def test_the_torn_end_of_a_future_log_is_a_loss_only_where_no_present_log_is_there(tmp_path: Path, kind: str):
+    """A kill in the middle of a write for a move made the broker leave the ISR of all its partitions."""
+    directory, is_future = opened(tmp_path), kind != "present"
+    create = directory.create_future if is_future else directory.create_log
+    create("t", 0, TOPIC_ID, CONFIG, NOW)
+    [log] = (directory.futures if is_future else directory.logs).values()
+    log.append_as_leader(batch(30), 0, NOW, from_client=False)
+    path = Path(log.segments.active.path)
+    directory._lock.release()  # a kill
+    data = path.read_bytes()
+    path.write_bytes(data + data[: len(data) // 2])
+    directory, losses = opened(tmp_path), list[int]()
+    directory.ending = Ending.KILLED
+    directory.has_present = lambda *key: key == ("t", 0) and kind != "future alone"
+    directory.on_loss = lambda: losses.append(path.stat().st_size - len(data))
+    directory.load(lambda topic: CONFIG, NOW)
+    [log] = (directory.futures if is_future else directory.logs).values()
+    assert log.log_end_offset == 30
+    is_loss = kind != "copy of a present one"
+    assert directory.shortened_logs == ({("t", 0)} if is_loss else set())
+    assert losses == ([len(data) // 2] if is_loss else []), "a loss counts before the log is cut"
+    directory.close()
+
+
 class TestVanishedLogs:
     """The directory of a log is gone, though neither a deletion nor a move took it."""
 

@@ -123,7 +123,7 @@ class LogDirectories:
                 self.online.append(directory)  # before the error, so that it is closed with the others
                 if twins:
                     raise ForeignDirectory(f"{path} has the directory.id of {twins[0]}: one is a copy of the other")
-                directory.on_loss = self._disown
+                directory.on_loss, directory.has_present = self._disown, self._has_present
                 if not directory.was_clean and machine_ran_on(disk, path, boot_id):
                     directory.ending = Ending.KILLED
         self._known_ids = [directory.directory_id for directory in self.homes]
@@ -153,6 +153,13 @@ class LogDirectories:
                     f"{path} has logs of topics, but no directory has the metadata log that knows them: is a directory "
                     "missing in log.dirs, or a volume not mounted? To begin anew without these topics, move them away"
                 )
+
+    def _has_present(self, topic: str, partition: int) -> bool:
+        """Whether a directory that can be read has the present log of this replica, which counts before a future log.
+
+        Otherwise the start may promote the future log.
+        """
+        return any(self._disk.exists(f"{directory.path}/{topic}-{partition}") for directory in self)
 
     def _has_topics(self, path: str) -> bool:
         try:

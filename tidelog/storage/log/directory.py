@@ -146,6 +146,7 @@ class LogDirectory:
         self._on_metadata_loss: Callable[[], None] = lambda: None
         self.on_loss: Callable[[], None] = lambda: None
         """Called before such a truncation. After it this node must not claim its earlier broker epoch."""
+        self.has_present: Callable[[str, int], bool] = lambda *_: False  # then a future log is only a copy
         self.clean_broker_epoch = -1 if marker is None else decode_clean_shutdown(marker)
         """The broker epoch of the clean shutdown (KIP-966); -1 if it was not clean, or if the epoch is unknown."""
         if self.was_clean:
@@ -476,7 +477,7 @@ class LogDirectory:
             ending=self.ending,
             now_ms=now_ms,
             jitter_ms=segment_jitter_ms(config, topic, partition),
-            on_loss=lambda: self._lose(topic, partition),
+            on_loss=lambda: self._lose(topic, partition, is_future=name.endswith(FUTURE_SUFFIX)),
         )
         self.recovery.add(loaded)
         note_idle_producers(loaded.producers, loaded.segments, self._disk, now_ms)
@@ -494,7 +495,9 @@ class LogDirectory:
         log.segments.release()  # a node may have more logs than the process may have files; most of them are idle
         return log
 
-    def _lose(self, topic: str, partition: int) -> None:
+    def _lose(self, topic: str, partition: int, *, is_future: bool) -> None:
+        if is_future and self.has_present(topic, partition):
+            return
         self.shortened_logs.add((topic, partition))
         self.on_loss()
         if topic == METADATA_TOPIC:
