@@ -348,17 +348,29 @@ def test_positions_after_a_divergence():
 
     def at(position: int, epoch: int) -> None:
         subscription.seek(partition, position, epoch)
-        assert subscription.fetchable_partitions(0) == [], "not before the leader was asked"
+        assert subscription.fetchable_partitions(subscription.assigned, 0) == [], "not before the leader was asked"
 
     at(10, 5)
     assert subscription.handle_divergence(partition, 5, 12, -2) is None
-    assert (state.position, state.leader_epoch, subscription.fetchable_partitions(0)) == (10, 5, [partition])
+    assert (state.position, state.leader_epoch, subscription.fetchable_partitions(subscription.assigned, 0)) == (
+        10,
+        5,
+        [partition],
+    )
     at(10, 5)
     assert subscription.handle_divergence(partition, 3, 10, -2) is None
-    assert (state.position, state.leader_epoch, subscription.fetchable_partitions(0)) == (10, 3, [partition])
+    assert (state.position, state.leader_epoch, subscription.fetchable_partitions(subscription.assigned, 0)) == (
+        10,
+        3,
+        [partition],
+    )
     at(10, 5)
     assert subscription.handle_divergence(partition, 3, 7, -2) is None
-    assert (state.position, state.leader_epoch, subscription.fetchable_partitions(0)) == (7, 3, [partition])
+    assert (state.position, state.leader_epoch, subscription.fetchable_partitions(subscription.assigned, 0)) == (
+        7,
+        3,
+        [partition],
+    )
     at(10, 5)
     assert subscription.handle_divergence(partition, -1, -1, -2) is None
     assert subscription.pending_resets(0) == {partition: -2}
@@ -366,7 +378,7 @@ def test_positions_after_a_divergence():
     problem = subscription.handle_divergence(partition, -1, -1, None)
     assert problem is not None
     assert problem.divergent_offset is None
-    assert subscription.fetchable_partitions(0) == []
+    assert subscription.fetchable_partitions(subscription.assigned, 0) == []
 
 
 class TestATopicCreatedAnew:

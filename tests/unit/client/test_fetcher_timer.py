@@ -42,7 +42,7 @@ async def test_a_timer_that_fires_a_hair_early_is_armed_again() -> None:
     config = ConsumerConfig.from_options({"bootstrap_servers": "127.0.0.1:1", "retry_backoff_ms": 50})
     refused: list[float] = []
 
-    def fetchable(now_ms: float) -> list[Any]:
+    def fetchable(_: Any, now_ms: float) -> list[Any]:
         """A partition whose fetch is refused at once, each time."""
         refused.append(now_ms)
         fetcher._backoff_until_ms = now_ms + 50

@@ -10,6 +10,7 @@ from tests.unit.client.fake_broker import FakeCluster
 from tests.unit.client.test_consumer import consumer, fill, until
 from tidelog import NewTopic, TopicPartition
 from tidelog.client import sync
+from tidelog.client.consuming.completed_fetch import CompletedFetch
 from tidelog.client.consuming.subscription import PartitionState, Subscription
 from tidelog.testing.embedded import EmbeddedBroker
 
@@ -22,15 +23,23 @@ class _Walks(dict[TopicPartition, PartitionState]):
 
     def __init__(self, assigned: dict[TopicPartition, PartitionState]) -> None:
         super().__init__(assigned)
-        self.count = 0
+        self.looks = 0
+
+    @property
+    def count(self) -> float:
+        return self.looks / len(self)
 
     def __iter__(self) -> Iterator[TopicPartition]:
-        self.count += 1
+        self.looks += len(self)
         return super().__iter__()
 
     def items(self) -> ItemsView[TopicPartition, PartitionState]:  # type: ignore[override]
-        self.count += 1
+        self.looks += len(self)
         return super().items()
+
+    def __getitem__(self, partition: TopicPartition) -> PartitionState:
+        self.looks += 1
+        return super().__getitem__(partition)
 
 
 def walks(subscription: Subscription, monkeypatch: pytest.MonkeyPatch) -> _Walks:
@@ -72,6 +81,54 @@ async def test_a_broker_that_leads_no_partition_any_more_does_not_make_a_poll_lo
             for _ in range(POLLS):
                 assert await consuming.poll(5000, max_records=1)
             assert counted.count < POLLS, "a fetch may look at all, and there are a few"
+
+
+async def test_a_partition_without_a_leader_does_not_make_a_poll_look_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeCluster(t=len(PARTITIONS)) as cluster:
+        for partition in PARTITIONS:
+            fill(cluster, "t", partition.partition, 3)
+        cluster.topics["t"][-1].leader = -1
+        async with consumer(cluster) as consuming:
+            consuming.assign(PARTITIONS)
+            for partition in PARTITIONS:
+                consuming.seek(partition, 0)
+            assert await consuming.poll(5000, max_records=1)
+            counted = walks(consuming._subscription, monkeypatch)
+            for _ in range(POLLS):
+                assert await consuming.poll(5000, max_records=1)
+            assert counted.count < POLLS / 2, "a fetch may look at all, and there are a few"
+            cluster.move_leader("t", len(PARTITIONS) - 1, 1)
+            await until(lambda: consuming.lag(PARTITIONS[-1]) is not None, consuming)
+
+
+async def test_a_broker_whose_partitions_are_paused_does_not_make_a_poll_look_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with FakeCluster(nodes=2, t=len(PARTITIONS)) as cluster:
+        for partition in PARTITIONS:
+            fill(cluster, "t", partition.partition, 3)
+        async with consumer(cluster) as consuming:
+            consuming.assign(PARTITIONS)
+            assert await consuming.poll(5000, max_records=1)
+            assert consuming._fetcher is not None
+            nodes, buffer = consuming._fetcher._nodes, consuming._fetcher._buffer
+            await until(lambda: set(nodes) == {1, 2} and all(node.responses for node in nodes.values()))
+            paused = [each for each in PARTITIONS if cluster.topics["t"][each.partition].leader == 2]
+            consuming.pause(*paused)
+            await until(lambda: not nodes[2].in_flight)
+            taken: list[TopicPartition] = []
+            due_fetch = buffer._due_fetch
+
+            def noted(partition: TopicPartition) -> CompletedFetch | None:
+                taken.append(partition)
+                return due_fetch(partition)
+
+            monkeypatch.setattr(buffer, "_due_fetch", noted)
+            counted = walks(consuming._subscription, monkeypatch)
+            for _ in range(POLLS):
+                assert await consuming.poll(5000, max_records=1)
+            assert counted.looks < POLLS * (len(paused) + 10), "those of that broker, and a fetch may look at all"
+            assert set(taken).isdisjoint(paused)
 
 
 async def test_a_position_does_not_look_at_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:

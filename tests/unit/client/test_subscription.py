@@ -42,15 +42,15 @@ def test_a_partition_that_stays_assigned_keeps_its_position():
 def test_only_partitions_with_a_position_are_fetched_and_none_that_is_paused_or_backing_off():
     subscription = assigned(A, B)
     subscription.seek(A, 0)
-    assert subscription.fetchable_partitions(0) == [A]
+    assert subscription.fetchable_partitions(subscription.assigned, 0) == [A]
     subscription.seek(B, 0)
     subscription.pause([A])
-    assert subscription.fetchable_partitions(0) == [B]
+    assert subscription.fetchable_partitions(subscription.assigned, 0) == [B]
     assert subscription.paused() == {A}
     subscription.resume([A])
     subscription.assigned[B].retry_at_ms = 100
-    assert subscription.fetchable_partitions(50) == [A]
-    assert subscription.fetchable_partitions(100) == [A, B]
+    assert subscription.fetchable_partitions(subscription.assigned, 50) == [A]
+    assert subscription.fetchable_partitions(subscription.assigned, 100) == [A, B]
 
 
 def test_records_count_as_consumed_only_where_they_continue():

@@ -7,7 +7,7 @@ fetched before a seek or a rebalance are dropped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tidelog.client.consuming.completed_fetch import CompletedFetch
@@ -98,11 +98,15 @@ class FetchBuffer:
             self._kept_back = ()
             self._raise_partition_error()
 
-    def _in_turn(self) -> list[TopicPartition]:
-        """The partitions with records. First those whose records could not be decoded: they raise now, or go on."""
-        if not self._kept_back:
-            return list(self._fetches)
-        return sorted(self._fetches, key=lambda partition: partition not in self._kept_back)
+    def _in_turn(self) -> Iterator[TopicPartition]:
+        """The partitions with records that are not paused. First those whose records could not be decoded: they raise
+        now, or go on.
+        """
+        partitions = list(self._fetches)
+        if self._kept_back:
+            partitions.sort(key=lambda partition: partition not in self._kept_back)
+        assigned = self._subscription.assigned
+        return (each for each in partitions if (state := assigned.get(each)) is None or not state.paused)
 
     def _note_start(self, partition: TopicPartition) -> None:
         """Note the position before the first records of a call."""

@@ -107,9 +107,9 @@ class Fetcher:
         self._on_update = on_update
         self._loop = asyncio.get_running_loop()
         self._nodes: dict[int, _NodeFetches] = {}
-        self._sources: set[int] = set()
-        """The leaders of all partitions in these metadata and this assignment, which are replaced as a whole, and the
-        replicas that leaders have named since.
+        self._sources: dict[int, dict[TopicPartition, None]] = {}
+        """By broker, the partitions that may be fetched from it: those that it leads in these metadata and this
+        assignment, which are replaced as a whole, and those for which a leader has named it. -1: no leader is known.
         """
         self._seen_state: tuple[ClusterMetadata, Mapping[TopicPartition, PartitionState]] = (EMPTY, {})
         self._buffer = FetchBuffer(subscription)
@@ -131,10 +131,8 @@ class Fetcher:
         if now_ms < self._backoff_until_ms:
             # A timer may fire early by the resolution of the loop's clock.
             self._schedule_send(self._backoff_until_ms - now_ms)
-        if self._all_are_busy():
-            return
         by_source: dict[int, list[TopicPartition]] = {}
-        for partition in self._subscription.fetchable_partitions(now_ms):
+        for partition in self._subscription.fetchable_partitions(self._partitions_of_idle_sources(), now_ms):
             # Responses that wait for a paused partition count against the partition, not against
             # the broker.
             if partition not in self._buffer.errors and self._buffer.fetch_count(partition) < _RESPONSES_PER_NODE:
@@ -158,18 +156,24 @@ class Fetcher:
             else:
                 self._fetch(node, connection, self._to_fetch(node, partitions))
 
-    def _all_are_busy(self) -> bool:
-        """Whether every broker with a partition is. Every poll sends fetches: it must not look at each of thousands of
-        partitions for a record or two.
+    def _partitions_of_idle_sources(self) -> Collection[TopicPartition]:
+        """The partitions that may be fetched from a broker that is not busy. Every poll sends fetches: it must not look
+        at each of thousands of partitions for a record or two.
         """
         metadata, assigned = self._cluster.metadata, self._subscription.assigned
         if metadata is not self._seen_state[0] or assigned is not self._seen_state[1]:
             self._seen_state = metadata, assigned
-            self._sources = {metadata.leader(partition) for partition in assigned}
-            self._sources.update(state.read_replica for state in assigned.values() if state.read_replica >= 0)
-        # A broker that has led a partition before, and leads none now, stays idle: it does not count.
-        nodes = map(self._nodes.get, self._sources)
-        return all(node is not None and self._is_busy(node) for node in nodes)
+            self._sources = {}
+            for partition, state in assigned.items():
+                self._sources.setdefault(metadata.leader(partition), {})[partition] = None
+                if state.read_replica >= 0:
+                    self._sources.setdefault(state.read_replica, {})[partition] = None
+        idle: dict[TopicPartition, None] = {}
+        for node_id, partitions in self._sources.items():
+            node = self._nodes.get(node_id)
+            if node is None or not self._is_busy(node):
+                idle.update(partitions)
+        return idle
 
     def _is_busy(self, node: _NodeFetches) -> bool:
         """Whether as much is on its way from this broker, or unread, as may be."""
@@ -401,7 +405,7 @@ class Fetcher:
             return None
         if data.preferred_read_replica >= 0 and data.preferred_read_replica != node.node_id:
             state.read_replica = data.preferred_read_replica
-            self._sources.add(state.read_replica)
+            self._sources.setdefault(state.read_replica, {})[partition] = None
             state.read_replica_until_ms = self._loop.time() * 1000 + self._config.metadata_max_age_ms
         state.high_watermark = data.high_watermark
         state.last_stable_offset = data.last_stable_offset

@@ -344,13 +344,14 @@ class Subscription:
             if state.reset_to is not None and state.retry_at_ms <= now_ms
         }
 
-    def fetchable_partitions(self, now_ms: float) -> list[TopicPartition]:
-        """Partitions that may be fetched, in assignment order."""
+    def fetchable_partitions(self, partitions: Iterable[TopicPartition], now_ms: float) -> list[TopicPartition]:
+        """Those of these assigned partitions that may be fetched."""
+        assigned = self._assigned
         return [
             partition
-            for partition, state in self._assigned.items()
-            if state.position >= 0
-            and not state.paused
+            for partition in partitions
+            if not (state := assigned[partition]).paused
+            and state.position >= 0
             and not state.awaiting_validation
             and state.retry_at_ms <= now_ms
         ]
