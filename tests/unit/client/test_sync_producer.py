@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
@@ -366,6 +367,53 @@ def test_the_reason_of_records_that_are_not_sent_is_logged_once(cluster, caplog)
             assert isinstance(sending.send("t", b"x" * size).exception(PATIENCE_S), KafkaError)
     lines = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     assert [line.startswith("a record was not sent: MESSAGE_TOO_LARGE") for line in lines] == [True, True]
+
+
+def test_a_record_that_its_serializer_has_refused_is_kept_neither_by_its_future_nor_until_a_garbage_collection(
+    cluster, caplog
+):
+    """The traceback of the serializer's error had the record, and the future. Its lines are in a note now."""
+    caplog.set_level(logging.CRITICAL, "tidelog")
+
+    class Value:
+        pass
+
+    def refuse(value: Any) -> bytes:
+        try:
+            raise KeyError(value.__class__.__name__)
+        except KeyError as cause:
+            raise ValueError("no such field") from cause
+
+    gc.disable()
+    try:
+        with producer(cluster, value_serializer=refuse) as sending:
+            value = Value()
+            kept, dropped = (sending.send("t", value) for _ in range(2))
+            error = kept.exception(PATIENCE_S)
+            assert isinstance(error, ValueError)
+            assert str(error) == "no such field"
+            assert [error.__traceback__, getattr(error.__cause__, "__traceback__", 0)] == [None, None]
+            text = "".join(traceback.format_exception(error))
+            assert text.count("in refuse") == 2
+            assert isinstance(dropped.exception(PATIENCE_S), ValueError)
+            references = weakref.ref(value), weakref.ref(dropped)
+            del value, dropped
+            wait_until(lambda: [reference() for reference in references] == [None, None])
+    finally:
+        gc.enable()
+
+
+def test_an_exception_that_a_serializer_raises_for_each_record_gets_one_note(cluster, caplog):
+    caplog.set_level(logging.CRITICAL, "tidelog")
+    refusal = ValueError("refused")
+
+    def refuse(value: Any) -> bytes:
+        raise refusal
+
+    with producer(cluster, value_serializer=refuse) as sending:
+        for future in [sending.send("t", b"x") for _ in range(3)]:
+            assert future.exception(PATIENCE_S) is refusal
+    assert len(refusal.__notes__) == 1
 
 
 def test_a_record_of_a_missing_topic_holds_no_record_of_another_one(cluster, caplog):

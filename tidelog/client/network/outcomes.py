@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Coroutine, Iterable
+from contextlib import suppress
 from copy import copy
 from typing import Any, TypeVar
 
@@ -33,6 +35,29 @@ def own_error(error: ErrorType) -> ErrorType:
     would give it a traceback as long as their number.
     """
     return copy(error) if isinstance(error, KafkaError) else error
+
+
+def kept_error(error: BaseException) -> BaseException:
+    """An error for a future, which its reader may keep for long: without the tracebacks, whose frames have the record,
+    and the future, so that only the garbage collector would free these. Of the program's own exception, as of a
+    serializer, a note has their lines.
+    """
+    if isinstance(error, KafkaError):
+        return copy(error)
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        each = pending.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        pending += (each.__cause__, each.__context__)
+        trace = each.__traceback__
+        BaseException.with_traceback(each, None)
+        if trace is not None and not hasattr(each, "__notes__"):  # the program may raise one exception again and again
+            with suppress(Exception):
+                each.add_note("Raised in:\n" + "".join(traceback.format_tb(trace)))
+    return error
 
 
 def text_of(error: BaseException) -> str:

@@ -34,7 +34,7 @@ from tidelog.client.model import (
     TopicPartition,
     WrittenRange,
 )
-from tidelog.client.network.outcomes import own_error, text_of
+from tidelog.client.network.outcomes import kept_error, text_of
 from tidelog.client.producing import producer
 from tidelog.client.producing.accumulator import Headers, ProducerBatch
 from tidelog.client.producing.detached_transactions import DetachedTransaction
@@ -479,8 +479,7 @@ class Producer(BlockingClient):
         """`transaction`: that of a record that has waited, 0 if it is not a part of any."""
         if isinstance(error, RuntimeError) and self._producer._closed:  # it was sent before `close`, and is left
             error = KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY)
-        # Without the traceback, whose frames have the record, and the future: only the garbage collector would free it.
-        future.set_exception(own_error(error))
+        future.set_exception(kept_error(error))
         self._log_once(text_of(error))
         self._producer.note_lost_record(error, transaction)
         self._producer.report_unsent(error)
