@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import DROP, FakeCluster, FakeNode
 from tidelog.client import Consumer, Producer
 from tidelog.client.config import ClientConfig
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
-from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 
 FAST: dict[str, Any] = {"retry_backoff_ms": 5, "retry_backoff_max_ms": 5, "reconnect_backoff_ms": 5}
@@ -169,3 +171,16 @@ async def test_a_consumer_asks_for_all_its_topics():
         consumer.assign([TopicPartition("a", 0), TopicPartition("b", 0)])
         await until(lambda: ["a", "b"] in named(fake))
         assert ["b"] not in named(fake)
+
+
+async def test_a_refused_topic_is_asked_for_again_in_each_call():
+    """Sends failed for `metadata.max.age.ms`, 5 minutes, behind the moment when an operator allowed the topic."""
+    async with FakeCluster(a=1) as fake, Producer(bootstrap_servers=fake.bootstrap, **FAST) as producer:
+        fake.script(MetadataRequest, *[fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED)] * 2)
+        for asked in (2, 3):
+            with pytest.raises(KafkaError, match="topic 'a'") as caught:
+                await producer.send("a", b"refused")
+            assert caught.value.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            assert len(named(fake)) == asked
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await producer.send_and_wait("a", b"allowed")).offset == 0

@@ -463,16 +463,19 @@ class Cluster:
     async def topic(self, name: str, timeout_ms: float) -> TopicMetadata:
         """A usable topic, created by the broker where allowed.
 
-        Raises KafkaError without one in time.
+        Raises KafkaError without one in time, or with an error that stays. An error from before the call is asked for
+        again: the topic may be allowed by now.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
+        refreshes_before = self.refreshes_begun if name in self.metadata.topics else -1
         while True:
             self.track((name,))  # each time: the wait may be longer than `metadata_max_idle_ms`
             topic = self.metadata.topics.get(name)
             if topic is not None and topic.is_usable:
                 return topic
-            if topic is not None and topic.error is not ErrorCode.NONE and not topic.error.retriable:
+            is_refused = topic is not None and topic.error is not ErrorCode.NONE and not topic.error.retriable
+            if topic is not None and is_refused and self.metadata_refresh > refreshes_before:
                 raise KafkaError(topic.error, f"topic {name!r}")
             remaining_ms = (deadline - loop.time()) * 1000
             if remaining_ms <= 0:
