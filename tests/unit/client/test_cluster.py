@@ -448,3 +448,15 @@ async def test_a_wait_for_a_topic_may_be_longer_than_an_idle_topic_is_kept():
         async with asyncio.timeout(PATIENCE_S / 2):
             assert (await waiting).is_usable
         await cluster.close()
+
+
+async def test_a_start_fetches_the_metadata_once() -> None:
+    """A consumer names its topics before the start, which then left their refresh requested."""
+    async with FakeCluster(t=1) as fake:
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap))
+        cluster.track(("t",))
+        await cluster.start()
+        assert cluster.metadata.topics["t"].is_usable
+        assert not cluster._refresh_requested.is_set()
+        assert len(fake.sent(MetadataRequest)) == 1
+        await cluster.close()

@@ -494,8 +494,6 @@ class Cluster:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._all_refreshed_s + max_age_s):
                     await self._refresh_requested.wait()
-            self._refresh_requested.clear()
-            self._refresh_is_urgent.clear()
             try:
                 await self._refresh_once()
                 failures = 0
@@ -529,6 +527,8 @@ class Cluster:
             self.on_loop_end()
 
     async def _refresh_once(self) -> None:
+        self._refresh_requested.clear()
+        self._refresh_is_urgent.clear()
         now_s = asyncio.get_running_loop().time()
         if self._topic_max_idle_ms is not None:
             oldest_use_s = now_s - self._topic_max_idle_ms / 1000
