@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.unit.client.fake_broker import FakeCluster
-from tests.unit.client.test_consumer import T0, fill
+from tests.patience import PATIENCE_S
+from tests.unit.client.fake_broker import FakeCluster, FakeNode
+from tests.unit.client.test_consumer import T0, fill, read
 from tidelog.client import Consumer, OffsetAndMetadata, sync
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 
 
 def consumer(cluster: FakeCluster, *topics: str, **options: Any) -> Consumer:
@@ -115,3 +117,30 @@ def test_the_blocking_consumer_refuses_what_is_no_listener():
     with pytest.raises(TypeError, match="listener must be a RebalanceListener"):
         consuming.subscribe(["t"], listener=print)  # type: ignore[arg-type]
     consuming.close()
+
+
+def refuse_mine(request: MetadataRequest, node: FakeNode) -> MetadataResponse:
+    response = node.on_metadata(request)
+    assert isinstance(response, MetadataResponse)
+    for topic in response.topics:
+        if topic.name == "mine":
+            topic.error_code, topic.partitions = ErrorCode.TOPIC_AUTHORIZATION_FAILED, []
+    return response
+
+
+@pytest.mark.parametrize("options", [{}, {"group_id": "g"}])
+async def test_a_refused_topic_of_a_subscription_is_raised_and_the_others_are_read(options: dict[str, str]):
+    """As in Java. Polls were empty, without a word of it."""
+    async with FakeCluster(mine=1, t=1) as cluster:
+        fill(cluster, "t", 0, 3)
+        cluster.script(MetadataRequest, *[refuse_mine] * 99)
+        async with consumer(cluster, "mine", "t", **options) as consuming:
+            with pytest.raises(KafkaError, match="topic 'mine'") as caught:
+                await consuming.poll(PATIENCE_S * 1000)
+            assert caught.value.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            assert await read(consuming, 3) == [0, 1, 2]
+            cluster.scripts.clear()
+            fill(cluster, "mine", 0, 3)
+            assert consuming._cluster is not None
+            consuming._cluster.request_refresh()
+            assert await read(consuming, 3) == [0, 1, 2]

@@ -61,7 +61,7 @@ from tidelog.client.network.outcomes import retrieve_exception, start_task
 from tidelog.client.network.shared_start import SharedStart
 from tidelog.protocol.batches import columnar
 from tidelog.protocol.batches.columnar import COLUMNS, arrow_schema
-from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataResponse
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ class Consumer:
         self._record_kernel = KernelLoading(self._load_record_kernel, self._update_event.set)
         self._arrow_kernel = KernelLoading(columnar.load_kernel, self._update_event.set)
         self._missing_topics: set[str] = set()
+        self._refused_topic: str | None = None
+        """A subscribed topic that the latest metadata refuses, until a poll has said so."""
         self.positions_before_take: dict[TopicPartition, tuple[int, int]] = {}
         """(position, leader epoch) before a poll whose caller may not have its records yet."""
         self._shared_start = SharedStart(self._config, self._connect, "consumer")
@@ -336,8 +338,9 @@ class Consumer:
 
     def _warn_of_missing_topics(self, metadata: Mapping[str, TopicMetadata]) -> None:
         """Log each missing topic, and each missing partition of `assign`, once until it exists: otherwise a misspelt
-        topic looks empty.
+        topic looks empty. A poll raises for one that is refused.
         """
+        self._refused_topic = None
         subscription = self._subscription
         assigned: dict[str, set[int]] = {}
         for partition in subscription.assigned if subscription.is_user_assigned else ():
@@ -345,7 +348,9 @@ class Consumer:
         missing: dict[str, str] = {}
         for name in {*subscription.topics, *assigned} & metadata.keys():
             topic = metadata[name]
-            if topic.error in _MISSING_TOPIC_ERRORS:
+            if topic.error is ErrorCode.TOPIC_AUTHORIZATION_FAILED and name not in assigned:
+                self._refused_topic = name
+            elif topic.error in _MISSING_TOPIC_ERRORS:
                 missing[f"topic {name!r}"] = topic.error.name
             elif topic.is_usable and name in assigned:
                 for index in assigned[name] - {entry.partition for entry in topic.partitions}:
@@ -431,6 +436,9 @@ class Consumer:
                 return None
             if self._closed:
                 return None
+            if self._refused_topic is not None:
+                refused_topic, self._refused_topic = self._refused_topic, None
+                raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"topic {refused_topic!r}")
             lookup.start_lookup()
             try:
                 records = take(self._fetcher)
