@@ -274,14 +274,14 @@ async def test_a_slow_bootstrap_server_does_not_replace_the_one_that_has_answere
 ) -> None:
     monkeypatch.setattr(cluster_module, "_ANSWER_WAIT_S", 0.01)
     monkeypatch.setattr(cluster_module, "_BROKER_WAIT_S", 3_600.0)
-    open_connection, is_slow, has_started = Cluster._open_connection, iter([True]), asyncio.Event()
+    connect, is_slow, has_started = Cluster._connect_first_reachable, iter([True]), asyncio.Event()
 
-    async def open_slowly(cluster: Cluster, host: str, port: int) -> Connection:
+    async def connect_slowly(cluster: Cluster) -> Connection:
         if next(is_slow, False):
             await has_started.wait()
-        return await open_connection(cluster, host, port)
+        return await connect(cluster)
 
-    monkeypatch.setattr(Cluster, "_open_connection", open_slowly)
+    monkeypatch.setattr(Cluster, "_connect_first_reachable", connect_slowly)
     async with FakeCluster(nodes=3) as fake:
         cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap))
         async with asyncio.timeout(PATIENCE_S):
