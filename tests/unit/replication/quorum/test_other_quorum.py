@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, endpoint, stop_all, until
 from tests.unit.replication.quorum.test_driver import same_mark
 from tests.unit.replication.quorum.test_metadata_damage import SERVERS, committed, with_added_voters
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_quorum import DescribeQuorumRequest
+from tidelog.replication.ports import Endpoint, PeerUnreachable
 from tidelog.replication.quorum import driver
 from tidelog.replication.quorum.driver import InconsistentVoters
 
@@ -34,6 +36,38 @@ def test_a_controller_formatted_as_the_first_begins_no_quorum_beside_another(tmp
         quorum.format_dynamic(2)
         with pytest.raises(InconsistentVoters, match="without --standalone"):
             await Member(quorum, 2, **SERVERS).start()
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_of_two_that_begin_while_a_third_server_is_silent_only_one_begins_a_quorum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second had asked the first before that had begun, and then waited for the silent one."""
+
+    async def run() -> None:
+        quorum = Quorum(tmp_path, {})
+        quorum.format_dynamic(1)
+        quorum.format_dynamic(2)
+        is_asked, is_over = asyncio.Event(), asyncio.Event()
+        exchange = quorum.exchange
+
+        async def silent_third(source: int, server: Endpoint, *args: Any, **kwargs: Any) -> Any:
+            if (source, server) != (2, endpoint(3)):
+                return await exchange(source, server, *args, **kwargs)
+            is_asked.set()
+            await is_over.wait()
+            raise PeerUnreachable("no answer")
+
+        monkeypatch.setattr(quorum, "exchange", silent_third)
+        second = asyncio.create_task(Member(quorum, 2, **SERVERS).start())
+        await asyncio.wait_for(is_asked.wait(), PATIENCE_S)
+        first = await Member(quorum, 1, **SERVERS).start()
+        await until(lambda: first.raft.is_leader)
+        is_over.set()
+        with pytest.raises(InconsistentVoters, match="without --standalone"):
+            await asyncio.wait_for(second, PATIENCE_S)
         await stop_all(quorum)
 
     asyncio.run(run())
