@@ -54,6 +54,7 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
     from tidelog.broker.node import run_node
     from tidelog.replication.controller.metadata.records import MetadataError
     from tidelog.replication.quorum.driver import InconsistentVoters
+    from tidelog.replication.quorum.raft.messages import CommittedRecordsMissing
     from tidelog.replication.quorum.raft.snapshot import CorruptSnapshot
     from tidelog.storage.files.disk import DirectoryInUse
     from tidelog.storage.files.meta_properties import ForeignDirectory
@@ -65,7 +66,7 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
         _event_loop_run(_until_stopped(partial(run_node, config, announce)))
     except (ConfigError, CorruptLog, DirectoryInUse, ForeignDirectory) as error:
         return fail(str(error))
-    except (CorruptSnapshot, InconsistentVoters, MetadataError) as error:
+    except (CommittedRecordsMissing, CorruptSnapshot, InconsistentVoters, MetadataError) as error:
         return fail(str(error))
     except OSError as error:
         hint = ""

@@ -39,6 +39,7 @@ from tidelog.replication.quorum.raft.messages import (
     AppendLeaderChange,
     AppendRecords,
     AppendVoters,
+    CommittedRecordsMissing,
     FetchAsk,
     KeepSnapshotPart,
     Persist,
@@ -537,7 +538,7 @@ class RaftNode:
             self._note_cluster(send.peer.endpoint, answer.error)
             try:
                 self.raft.on_answer(send, answer, self.now_ms())
-            except AssertionError as error:
+            except (AssertionError, CommittedRecordsMissing) as error:
                 self.fail(error)
         self.drive()
 

@@ -115,6 +115,38 @@ def test_another_quorum_begins_where_only_its_own_address_is_named(tmp_path: Pat
     asyncio.run(run())
 
 
+def test_a_broker_that_meets_the_higher_epoch_of_another_quorum_leaves_with_one_line_and_cuts_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended with an AssertionError."""
+
+    async def run() -> None:
+        quorum = Quorum(tmp_path, {})
+        first = await _led_by_its_first(quorum)
+        broker = await Member(quorum, 3, can_vote=False, **SERVERS).start()
+        values = await committed(quorum, 3)
+        await until(partial(same_mark, broker, first))
+        end_offset = broker.raft.log.end_offset
+        await first.stop()
+        quorum.format_dynamic(2)
+        for _ in range(3):  # each start is another epoch
+            second = await Member(quorum, 2, bootstrap_servers=[endpoint(2)]).start()
+            await until(lambda: second.raft.is_leader)  # noqa: B023
+            if second.raft.raft.epoch <= 2:
+                await second.stop()
+        await until(lambda: [each for each in broker.listener.told if each[0] == "failure"])
+        assert broker.listener.values == values
+        assert broker.raft.log.end_offset == end_offset
+        await stop_all(quorum)
+
+    with caplog.at_level("CRITICAL"):
+        asyncio.run(run())
+    [line] = [each for each in caplog.records if each.levelname == "CRITICAL"]
+    assert "controller 2 at node:9002, which leads in epoch" in line.getMessage()
+    assert "Stop it before this node starts again" in line.getMessage()
+    assert not line.exc_info
+
+
 def test_a_node_answers_no_request_while_it_looks_for_another_quorum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

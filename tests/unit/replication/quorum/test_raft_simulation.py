@@ -15,7 +15,7 @@ from tidelog.replication.quorum.raft import candidacy, following, leading, raft,
 from tidelog.replication.quorum.raft.commit import Progress, ReplicaProgress
 from tidelog.replication.quorum.raft.election import Tally
 from tidelog.replication.quorum.raft.lost_vote import LostVote
-from tidelog.replication.quorum.raft.messages import ElectionState
+from tidelog.replication.quorum.raft.messages import CommittedRecordsMissing, ElectionState
 from tidelog.replication.quorum.raft.state import Follower, Leader
 from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterHistory, VoterSet
 
@@ -206,7 +206,7 @@ def test_a_planted_bug_is_found(plant, dynamic, monkeypatch):
     for seed in range(PLANTED_SEEDS):
         try:
             World(seed, dynamic=dynamic).history()
-        except (Violation, AssertionError):
+        except (Violation, AssertionError, CommittedRecordsMissing):
             return
         except (KeyError, IndexError):
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tidelog.protocol.errors import ErrorCode
 from tidelog.replication.quorum.raft.messages import (
     AppendRecords,
+    CommittedRecordsMissing,
     FetchAnswer,
     FetchAsk,
     KeepSnapshotPart,
@@ -137,7 +138,8 @@ def on_fetch_answer(raft: RaftReplica, peer: Peer, ask: FetchAsk, answer: FetchA
         state.leader_high_watermark = -1
         end_offset = truncation_point(raft, answer.diverging)
         is_cut_by_damage = raft.lacks_records and raft.log.end_offset < raft.high_watermark
-        assert is_cut_by_damage or end_offset >= raft.high_watermark, f"leader {peer} cuts what is committed"
+        if end_offset < raft.high_watermark and not is_cut_by_damage:
+            raise _missing_at(peer, raft.epoch, end_offset, raft.high_watermark)
         raft.emit(Truncate(end_offset))
     elif answer.snapshot is not None:
         state.download = Download(answer.snapshot)
@@ -145,6 +147,16 @@ def on_fetch_answer(raft: RaftReplica, peer: Peer, ask: FetchAsk, answer: FetchA
         if len(answer.records):
             raft.emit(AppendRecords(answer.records))
         state.leader_high_watermark = answer.high_watermark
+
+
+def _missing_at(leader: Peer, epoch: int, end_offset: int, high_watermark: int) -> CommittedRecordsMissing:
+    host, port = leader.endpoint
+    return CommittedRecordsMissing(
+        f"controller {leader.id} at {host}:{port}, which leads in epoch {epoch}, lacks metadata records that are "
+        f"committed here (offsets {end_offset} to {high_watermark - 1}): it is of another quorum, or its directory "
+        "is an old copy. Nothing was cut here. Stop it before this node starts again: a node that starts follows the "
+        "leader of the highest epoch, and sets aside the logs of topics that it does not know"
+    )
 
 
 def on_append_failed(raft: RaftReplica, now_ms: float) -> None:

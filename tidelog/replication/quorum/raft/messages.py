@@ -22,6 +22,10 @@ class Peer(NamedTuple):
     endpoint: Endpoint
 
 
+class CommittedRecordsMissing(Exception):
+    """The leader lacks records that this replica knows as committed: it must not follow it."""
+
+
 class ElectionState(NamedTuple):
     """The content of `quorum-state`. -1 and None mean none."""
 
