@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, rea
 from tests.unit.storage.test_damage import copy_of, damage, repair, repair_range
 from tests.unit.storage.test_removed_files import scrub
 from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.storage.log import partition_log
 from tidelog.storage.log.hidden_transactions import stable_bound
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
@@ -387,6 +389,40 @@ def test_retention_of_a_damaged_end_leaves_no_transaction_open(logs: MakeLogs, h
     assert log.damaged_ranges() == []
     assert 0 < log.log_start_offset < log.last_stable_offset == log.log_end_offset
     assert not log.lacks_producers
+
+
+@pytest.mark.parametrize("again", ["maintenance", "a batch"])
+@pytest.mark.parametrize("has_copy", [True, False])
+def test_a_shortage_while_deleted_damage_is_forgotten_leaves_no_transaction_open(
+    logs: MakeLogs, monkeypatch: pytest.MonkeyPatch, has_copy: bool, again: str
+) -> None:
+    """The log start had moved by then, so that the producers were not read again, or known in part."""
+    made = logs(segment_bytes=100_000)
+    made.append(idempotent(0, transactional=True), batch(1), marker(abort=False), from_client=False)
+    made.append(idempotent(0, producer_id=8), idempotent(1, producer_id=8))
+    made.directory.write_checkpoints()
+    made.kill()
+    damage(made.folder / made.files("*.log")[0], 2, "CRC")
+    log = made.open(machine_ran_on=True)
+    log.set_high_watermark(log.log_end_offset)
+    if not has_copy:
+        log.accept_loss(log.damaged_ranges()[0][1])
+    with monkeypatch.context() as patches:
+        patches.setattr(partition_log, "replay", short_of_descriptors)
+        with pytest.raises(OSError, match="Too many"):
+            log.delete_records(log.damaged_ranges()[0][1].end_offset)
+    if again == "maintenance":
+        log.maintain(NOW)
+        assert log.last_stable_offset == log.log_end_offset
+    made.append(idempotent(2, producer_id=8))
+    log.set_high_watermark(log.log_end_offset)
+    assert log.last_stable_offset == log.log_end_offset
+    assert not log.lacks_producers
+    assert not log.passes_damage
+
+
+def short_of_descriptors(*_: object) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 def test_a_later_repair_elsewhere_keeps_the_record_of_a_transaction_whose_end_is_damaged(made: Logs) -> None:

@@ -172,8 +172,7 @@ class PartitionLog:
     def set_high_watermark(self, offset: int) -> int:
         """Move the high watermark, limited to the offsets of the log. Returns the new value."""
         offset = offset if offset < self.log_end_offset else self.log_end_offset
-        if offset < self.log_start_offset:
-            offset = self.log_start_offset
+        offset = offset if offset > self.log_start_offset else self.log_start_offset
         self.high_watermark = offset
         producers = self.producers
         if producers.ongoing or producers.unreplicated:
@@ -486,6 +485,7 @@ class PartitionLog:
 
     def reload_producers(self) -> None:
         """Rebuild the producer state from the newest snapshot and the batches after it. Waits for the device."""
+        self.lacks_producers = self.passes_damage = True  # until its end: a shortage may interrupt it
         entries, offset = self.snapshots.load_latest(self.log_start_offset, self.log_end_offset)
         self.producers.load(entries, offset)
         replay(self.producers, list(self.segments), self.log_end_offset)
@@ -706,16 +706,16 @@ class PartitionLog:
         takes out wait for `rename_condemned`.
         """
         self.clock_ms = now_ms
+        self._know_producers()  # a shortage may have kept a deletion from it
         if not self._apply_retention(now_ms):
             return False
-        is_idle = self.log_end_offset == self._end_at_maintenance
-        self._end_at_maintenance = self.log_end_offset
+        end_before, self._end_at_maintenance = self._end_at_maintenance, self.log_end_offset
         self.durability.want_by_time(now_ms, self.config.flush_ms, self.log_end_offset)
         if doomed is None:
             self.segments.remove_doomed(now_ms)
         else:
             doomed += self.segments.take_doomed(now_ms)
-        self.segments.release(keep_active=not is_idle)
+        self.segments.release(keep_active=self.log_end_offset != end_before)  # else it is idle
         leave_removed_file(self, now_ms)
         return True
 
