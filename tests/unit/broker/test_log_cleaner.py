@@ -29,6 +29,7 @@ from tidelog.storage.files.disk import is_exhaustion
 from tidelog.storage.log.compaction import Compaction, find_cleanable
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.prefix_copy import PrefixCopy
+from tidelog.storage.log.scrub import Scrub
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 
 CONFIG = LogConfig(
@@ -255,6 +256,39 @@ async def test_what_is_damaged_is_left_alone_and_the_rest_is_cleaned(node: Node)
     node.logs.directory.delete_log("t", 0, NOW)
     await node.until(lambda: not node.cleaner.uncleanable)
     await node.cleaner.close()
+
+
+@pytest.mark.parametrize("batches", [(0,), (1, 3), (3,)])
+async def test_damage_to_deleted_records_keeps_no_log_from_being_cleaned(node: Node, batches: tuple[int, ...]) -> None:
+    """It is not repaired, so a log of compact,delete was not cleaned until a restart, and then not for longer."""
+    log = node.fill("t", 50)
+    path = node.logs.folder / f"{0:020d}.log"
+    data = bytearray(path.read_bytes())
+    size = len(data) // log.segments.first.next_offset
+    for number in batches:
+        data[size * number + 30] ^= 1
+    path.write_bytes(data)
+    node.start()
+    await node.until(lambda: log in node.cleaner.uncleanable)
+    for segment in list(log.segments):
+        scrub = Scrub(log, segment)
+        while not scrub.is_done:
+            scrub.run(1 << 20)
+        scrub.finish()
+    await asyncio.sleep(0.05)
+    assert log in node.cleaner.uncleanable
+    log.delete_records(4)
+    await node.until(lambda: node.cleaner.totals.cleanings == 1)
+    assert not node.cleaner.uncleanable
+    assert [offset for offset, *_ in contents(log)] == [47, 48, 49]
+    await node.cleaner.close()
+    log.flush()
+    node.logs.directory.write_checkpoints()
+    node.logs.kill()
+    log = node.logs.open(machine_ran_on=True)
+    assert not log.damaged_ranges()
+    assert (log.log_start_offset, log.log_end_offset) == (4, 50)
+    assert [offset for offset, *_ in contents(log)] == [47, 48, 49]
 
 
 async def test_a_bug_in_one_cleaning_does_not_end_the_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from tidelog.broker.replicas import rounds
 from tidelog.storage.cleaner.tables import key_table
-from tidelog.storage.log.compaction import CleaningFailed, CleaningStats, Compaction, find_cleanable
+from tidelog.storage.log.compaction import CleaningFailed, CleaningStats, Compaction, find_cleanable, has_deleted_damage
 from tidelog.storage.segments.damage import CorruptIndex
 from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
 
@@ -175,7 +175,7 @@ class LogCleaner:
             return
         self._last_look_ms = self._clock_ms()
         self._look_later()
-        self._forget_removed_logs()
+        self._review_uncleanable()
         if self._round is None:
             self._round = self._look_at_all(self._last_look_ms)
             rounds.go_on(self._loop, self._round, TURN_S, lambda: self._is_closing, self._round_ended)
@@ -237,10 +237,12 @@ class LogCleaner:
             self._cannot_be_cleaned(log, repr(error))
         return None
 
-    def _forget_removed_logs(self) -> None:
+    def _review_uncleanable(self) -> None:
+        """Forget the logs that are removed, and those whose damage is deleted: it will not be repaired."""
         if self.uncleanable:
             there = {log for directory in self._directories for log in directory.logs.values()}
-            self.uncleanable = {log: why for log, why in self.uncleanable.items() if log in there}
+            kept = {log for log in self.uncleanable if log in there and not has_deleted_damage(log)}
+            self.uncleanable = {log: why for log, why in self.uncleanable.items() if log in kept}
 
     # -------------------------------------------------------------------------------------------------------- cleaning
 

@@ -68,6 +68,11 @@ class CleaningStats:
         return self.map_bytes_read + self.bytes_read + self.bytes_written
 
 
+def has_deleted_damage(log: PartitionLog) -> bool:
+    """Whether all known damage is below the log start. A cleaning passes over it."""
+    return any(segment.damage for segment in log.segments) and not log.damaged_ranges()
+
+
 def find_cleanable(log: PartitionLog, now_ms: int) -> CleanableRange:
     """The range of the log that can be cleaned now. Raises OSError, and CorruptIndex, also for known damage."""
     config, segments = log.config, log.segments
@@ -137,6 +142,8 @@ class Compaction:
         self._config = log.config
         self._segments = [segment for segment in log.segments if segment.base_offset < chosen.end_offset]
         self._ends = [segment.base_offset for segment in self._segments[1:]] + [chosen.end_offset]
+        # All known damage is below the log start, so that no replica repairs it: what is there goes.
+        self._damage = {each: each.damage[-1] for each in self._segments if each.damage}
         # The rows at one moment, to be read on the thread: a tenant may abort millions.
         self._transaction_indexes = [segment.transaction_index.content() for segment in log.segments]
         self._aborted: list[AbortedTransaction] = []
@@ -429,7 +436,9 @@ class Compaction:
         return new
 
     def _chunks(self, segment: Segment) -> Iterator[Chunk]:
-        return chunks(self._disk, segment, segment.size_bytes, segment.next_offset, self._piece_bytes)
+        damage = self._damage.get(segment)
+        behind = (damage.end_position, damage.end_offset) if damage else (0, -1)
+        return chunks(self._disk, segment, segment.size_bytes, segment.next_offset, self._piece_bytes, *behind)
 
     @contextmanager
     def _files_of_the_log(self) -> Iterator[None]:
