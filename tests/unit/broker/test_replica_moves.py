@@ -454,8 +454,9 @@ async def test_a_bug_in_one_move_does_not_end_the_others(
 
 
 async def test_a_process_without_descriptors_moves_when_it_has_some(
-    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It logged the shortage fifty times a second for each replica."""
     await send(moving.wire, "t", make_batch(b"a"))
     target, refusals = moving.other, iter(range(3))
     read = FutureReplica.read_next
@@ -470,6 +471,7 @@ async def test_a_process_without_descriptors_moves_when_it_has_some(
     await moving.arrived(target)
     assert next(refusals, None) is None
     assert await moving.values() == [b"a"]
+    assert len([each for each in caplog.messages if each.startswith("cannot move t-0 now")]) == 1
 
 
 async def test_a_topic_that_is_deleted_moves_no_further(

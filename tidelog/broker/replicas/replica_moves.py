@@ -51,6 +51,8 @@ PREFERRED_MAX = 10_000
 # move ends.
 OVERTAKEN_TIMES_MAX = 50
 CHECKED_BYTES = 8 << 20
+SHORTAGE_LOG_INTERVAL_S = 10.0
+"""Each move meets a shortage of descriptors every IDLE_S."""
 
 
 class ReplicaMoves:
@@ -81,6 +83,7 @@ class ReplicaMoves:
         self._damaged_once: set[Partition] = set()
         """Moves that began anew because the copy was damaged. If it is damaged again, the move ends."""
         self._throttle = Throttle()
+        self._shortage_logged_s = -SHORTAGE_LOG_INTERVAL_S
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         directories.on_offline.append(self._directory_failed)
@@ -283,7 +286,7 @@ class ReplicaMoves:
                 replica.partition.log.segments.distrust_from(replica.log.log_end_offset)
                 return False
             if replica.log.can_retry(error):
-                logger.error("cannot move %s-%d now: %s", replica.partition.topic, replica.partition.index, error)
+                self._log_shortage(replica.partition, error)
                 return False
             self._cannot_be_written(replica.partition, directory, error)
             return True
@@ -325,6 +328,12 @@ class ReplicaMoves:
                 "%s waits with its move until it is repaired, or its damaged records are deleted: %s",
                 replica.partition, describe(damage),
             )  # fmt: skip
+
+    def _log_shortage(self, partition: Partition, error: Exception) -> None:
+        now_s = self._loop.time()
+        if now_s >= self._shortage_logged_s + SHORTAGE_LOG_INTERVAL_S:
+            self._shortage_logged_s = now_s
+            logger.error("cannot move %s-%d now, and perhaps others: %s", partition.topic, partition.index, error)
 
     def _align(self, replica: FutureReplica) -> None:
         log_start_offset = replica.log.log_start_offset
