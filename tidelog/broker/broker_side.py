@@ -166,6 +166,7 @@ class BrokerSide:
         self._unclean_leaders = UncleanLeaders(partitions, self.repairs, loop, ports.clock_ms)
         self._hosting.set_unclean_leaders(self._unclean_leaders)
         self._upkeep = Upkeep(config, self.directories, partitions, loop, ports.clock_ms, run, ports.disk)
+        partitions.on_shortage = self.close_files = self._upkeep.close_files
         self.cleaner = LogCleaner(
             self.directories,
             self._settings,
@@ -203,6 +204,7 @@ class BrokerSide:
             on_appended=self.partitions.flushes.flush_if_due,
             on_link=self._on_link,
             on_gap=lambda partition, gap: self.repairs.report_gap(partition, gap),
+            on_shortage=lambda: self.partitions.on_shortage(),
             on_cold=lambda cold: self.partitions.run_cold(cold, lambda: None),
         )
 

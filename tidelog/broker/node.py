@@ -253,6 +253,12 @@ class Node:
             self._broker_server = Server(
                 limits, dispatcher.dispatch, loop.time, callbacks, scheduler, protected, dispatcher.dispatch_pipelined
             )
+        self._watch_limits()
+
+    def _watch_limits(self) -> None:
+        for server in (self._controller_server, self._broker_server):
+            if self._broker is not None and server is not None:
+                server.on_file_shortage = self._broker.close_files
         self.settings.subscribe(LIMIT_KEYS, self._limit_servers)
 
     def _limit_servers(self) -> None:

@@ -33,6 +33,7 @@ class ReplicaFetchers:
     `on_failed(partition, error)`: the log cannot be used, and the fetching has ended. `on_appended(partition)`: records
     wait for the device (flush.messages); the caller calls `resume` when they are on it. `on_link(leader, is up)`: the
     link broke, or its leader has answered. `on_gap(partition, gap)`: offsets are missing in a leader's records.
+    `on_shortage()`: a log has met a shortage of file descriptors or memory.
     `on_cold(read)`: a segment must be examined on a thread before the log is truncated.
     """
 
@@ -51,6 +52,7 @@ class ReplicaFetchers:
         on_appended: Callable[[Partition], None],
         on_link: Callable[[int, bool], None] = lambda leader_id, is_up: None,
         on_gap: Callable[[Partition, UnexplainedGap], None] = lambda partition, gap: None,
+        on_shortage: Callable[[], None] = lambda: None,
         on_cold: Callable[[ColdRead], None] = lambda cold: cold.warm(),
     ) -> None:
         self.node_id = node_id
@@ -66,6 +68,7 @@ class ReplicaFetchers:
         self.truncations = Truncations(loop)
         self.on_link = on_link
         self.on_gap = on_gap
+        self.on_shortage = on_shortage
         self.on_cold = on_cold
         self.bytes_in = 0
         """Bytes of record batches fetched since the start."""

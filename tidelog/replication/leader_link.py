@@ -90,6 +90,7 @@ class LinkOwner(Protocol):
     on_appended: Callable[[Partition], None]
     on_link: Callable[[int, bool], None]
     on_gap: Callable[[Partition, UnexplainedGap], None]
+    on_shortage: Callable[[], None]
     on_cold: Callable[[ColdRead], None]
 
     def template(self) -> RequestTemplate: ...
@@ -500,6 +501,8 @@ class ReplicaFetcher:
             self._fetchers.on_gap(partition, error)
         if isinstance(error, KafkaError | DamagedRecords) or followed.log.can_retry(error):
             logger.error("%s-%d: %s", partition.topic, partition.index, error)
+            if isinstance(error, OSError):
+                self._fetchers.on_shortage()
             self._delay(followed)
         elif isinstance(error, OSError | CorruptLog):
             self._fetchers.failed(partition, error)

@@ -114,7 +114,10 @@ async def test_the_last_files_are_for_logs(start_node: StartNode) -> None:
     server.reconfigure(server_limits(running.node.settings, 0))
     assert await answers(await running.connect())
     server._limits = ServerLimits(1 << 20, -1, 1 << 30, files_max=next_file)
+    shortages: list[None] = []
+    server.on_file_shortage = lambda: shortages.append(None)
     assert not await answers(await running.connect())
+    assert shortages == [None]
 
 
 async def test_brokers_find_a_place_and_the_idlest_client_goes(start_node: StartNode) -> None:

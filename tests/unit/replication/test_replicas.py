@@ -223,12 +223,15 @@ def test_a_log_that_is_to_be_cut_without_descriptors(is_whole: bool, monkeypatch
         refused.append(path)
         raise OSError(errno.EMFILE, "too many open files")
 
+    shortages: list[None] = []
+    cluster.nodes[1].fetchers.on_shortage = lambda: shortages.append(None)
     with monkeypatch.context() as patch:
         patch.setattr(SimulatedDisk, "list_directory" if is_whole else "sync_directory", refuse)
         cluster.heal()
         cluster.tell([1])
         cluster.loop.run_for(3000)
     assert len(refused) > is_whole, "it is tried again"
+    assert bool(shortages) is is_whole
     cluster.loop.run_for(3000)
     assert cluster.nodes[1].partition.offline != is_whole
     if is_whole:

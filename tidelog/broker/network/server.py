@@ -107,6 +107,8 @@ class Server:
         self.refused = 0
         self.cut = dict.fromkeys(("malformed", "failed", "buffers", "unread", "idle", "overdue"), 0)
         """Connections closed from this side, by reason."""
+        self.on_file_shortage: Callable[[], None] = lambda: None
+        """Called with each connection that is refused for want of file descriptors, unless connections have most."""
         self._limits = limits
         self._quotas = ConnectionQuotas(limits.connections, protected_listener)
         self._warnings = RepeatedWarnings(logger, loop_time)
@@ -176,6 +178,8 @@ class Server:
     def connected(self, connection: KafkaConnection) -> bool:
         try:
             if 0 < self._limits.files_max <= connection.file_number:
+                if 2 * len(self.connections) < self._limits.files_max:  # not where clients open too many
+                    self.on_file_shortage()
                 raise Refused("the limit on open files (ulimit -n), less what logs need,", self._limits.files_max)
             wait_s = self._quotas.admit(connection.listener_name, connection.host, self._loop_time())
         except Refused as refused:

@@ -55,6 +55,7 @@ class Flushes:
         self.durations = Histogram()
         self.on_flushed: Callable[[Partition], None] | None = None
         """Called when a follower's records that waited for the sync are on the device."""
+        self.on_shortage: Callable[[], None] = lambda: None
         self._loop = loop
         self._threads_of = threads_of
         self._clock_ms = clock_ms
@@ -151,6 +152,7 @@ class Flushes:
         if partition not in self._short:
             logger.error("cannot sync %s-%d now: %s", partition.topic, partition.index, error)
             self._short.add(partition)
+            self.on_shortage()
             self._loop.call_later(SHORTAGE_PAUSE_S, self._sync_again, partition)
         return True
 

@@ -97,6 +97,8 @@ class Partitions:
         self.deletions = Deletions()
         self.follower_fetches = FollowerFetches(self, loop, rng, tells_high_watermark=tells_followers_high_watermark)
         self.on_disk_failure: Callable[[str, OSError], None] = lambda path, error: None
+        self.on_shortage: Callable[[], None] = lambda: None
+        """Called where a log meets a shortage of file descriptors or memory."""
         """Called with every error of a device, and with the directory of the log that met it."""
         self.on_damage: Callable[[Partition, DamagedRange | None], ErrorCode] = lambda *_: ErrorCode.CORRUPT_MESSAGE
         """Called when a read meets this damage, or when there is new damage. Returns the error code for the client."""
@@ -115,6 +117,7 @@ class Partitions:
         self._known_elsewhere = known_elsewhere
         is_hosted, settle = self._watches.__contains__, self.acknowledgements.settle
         self.flushes = Flushes(loop, threads_of, clock_ms, stopwatch, is_hosted, self._fail, settle)
+        self.flushes.on_shortage = lambda: self.on_shortage()
 
     # ------------------------------------------------------------------------------------------------------ look-up
 
@@ -468,6 +471,7 @@ class Partitions:
         if isinstance(error, (OSError, CorruptLog)) and partition is not None:
             if partition.log.can_retry(error):
                 logger.error("%s-%d: %s", partition.topic, partition.index, error)
+                self.on_shortage()
             else:
                 self._fail(partition, error)
             return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)

@@ -34,6 +34,8 @@ FIRST_RETENTION_MS = 30_000
 INTERVAL_MS_MAX = 365 * 24 * 60 * 60 * 1000
 # How long one turn of the loop maintains logs.
 TURN_S = 0.005
+# The least time between two rounds that close the files of all logs.
+FILES_PAUSE_S = 1.0
 
 RunInExecutor = Callable[[Callable[[], None]], "asyncio.Future[None]"]
 
@@ -92,6 +94,7 @@ class Upkeep:
         """The maintenance of all logs that is under way."""
         self._looks_again = False
         self._is_expiring = False
+        self._is_closing_files = False
         self._doomed: dict[LogDirectory, list[str]] = {}
         self._removals: dict[LogDirectory, _Removal] = {}
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
@@ -246,6 +249,28 @@ class Upkeep:
         if error is not None:  # a bug here: the next round begins anew
             logger.error("the look for idle producers failed", exc_info=error)
         self._is_expiring = False
+
+    def close_files(self) -> None:
+        """The process is short of file descriptors: close those of all logs, in turns of the loop.
+
+        A log opens its files again when it needs them, so more logs may be in use than there are descriptors.
+        """
+        if not self._is_closing_files:
+            self._is_closing_files = True
+            self._begin_round(self._close_files_of_each(), self._files_closed)
+
+    def _close_files_of_each(self) -> Iterator[None]:
+        for partition in list(self._partitions.hosted()):
+            partition.log.segments.release()
+            yield
+
+    def _files_closed(self, error: Exception | None) -> None:
+        if error is not None:
+            logger.error("the files of the logs could not be closed", exc_info=error)
+        self._loop.call_later(FILES_PAUSE_S, self._may_close_files)
+
+    def _may_close_files(self) -> None:
+        self._is_closing_files = False
 
     def flush_by_time(self) -> None:
         """Flush the logs with unsynced records older than flush.ms."""

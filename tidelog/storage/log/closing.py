@@ -12,7 +12,7 @@ from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 logger = logging.getLogger("tidelog.storage")
 
 # The logs that are closed at once, of which each has a file open.
-CLOSED_AT_ONCE_MAX = 250
+CLOSED_AT_ONCE_MAX = 100
 
 
 def close_logs(
@@ -20,6 +20,8 @@ def close_logs(
 ) -> bool:
     """Close the logs, a part of them at a time: each has its file open until it is synced. Whether all were closed."""
     is_clean = True
+    for log in logs:
+        log.segments.release()  # there may be no descriptor left for the files that are still to be written
     for at in range(0, len(logs), CLOSED_AT_ONCE_MAX):
         is_clean = _close_some(logs[at : at + CLOSED_AT_ONCE_MAX], sync_at_once_from, sync_all) and is_clean
     return is_clean
