@@ -28,6 +28,7 @@ from tidelog.storage.cleaner.filter import BatchFilter
 from tidelog.storage.files.disk import is_exhaustion
 from tidelog.storage.log.compaction import Compaction, find_cleanable
 from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.prefix_copy import PrefixCopy
 from tidelog.storage.log.scrub import Scrub
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
@@ -62,6 +63,7 @@ class Node:
         explicit = {"log.cleaner.backoff.ms": "1", **{key.replace("_", "."): value for key, value in settings.items()}}
         self.settings = DynamicConfig(NodeConfig(explicit))
         self.written_down = self.looked_after = 0
+        self.flushable: list[PartitionLog] = []
         self.is_on_all = True
         self.cleaner: LogCleaner
 
@@ -81,6 +83,9 @@ class Node:
     def look_after(self) -> None:
         self.looked_after += 1
         self.logs.directory.maintain(NOW + 1000)
+
+    def cleaned(self, log: PartitionLog) -> None:
+        self.flushable.append(log)
 
     def fill(self, name: str, count: int, keys: int = 3) -> Any:
         log = self.logs.log
@@ -124,6 +129,8 @@ async def test_every_compacted_log_is_cleaned_once(node: Node) -> None:
     assert (totals.cleanings, totals.messages_read, totals.messages_written) == (3, 113, 9)
     assert totals.bytes_read > 5 * totals.bytes_written > 0
     assert node.written_down == 1
+    assert len(node.flushable) == 3
+    assert set(node.flushable) == set(logs)
     assert node.cleaner.dirtiest_percent == 0
     assert sys.getswitchinterval() == usual
     await node.cleaner.close()

@@ -294,6 +294,24 @@ class TestProducersAndTransactions:
         assert [value for _, key, value in contents(logs.log) if key == b"a"] == [b"2"]
         assert [value for _, key, value in contents(logs.log) if key == b"b"] == [b"1", b"2", b"3"]
 
+    def test_a_kill_after_a_cleaning_finds_no_damaged_index(self, logs: Logs, caplog: pytest.LogCaptureFixture):
+        """Before the next roll, a start took the joined indexes for damaged, and scanned the whole log."""
+        for producer_id in (7, 8):
+            logs.append(idempotent(0, producer_id=producer_id, transactional=True, key=b"a"))
+            logs.append(marker(abort=True, producer_id=producer_id), from_client=False)
+            roll(logs.log)
+        logs.log.flush()
+        logs.directory.write_checkpoints()
+        clean(logs.log)
+        logs.directory.write_checkpoints()
+        rows = logs.log.aborted_transactions(0, logs.log.log_end_offset)
+        if logs.log.flush_due:  # as the broker does
+            logs.log.flush()
+        assert not logs.log.flush_due
+        log = logs.kill_and_open()
+        assert not [each for each in caplog.messages if "scanning" in each]
+        assert log.aborted_transactions(0, log.log_end_offset) == rows
+
     def test_a_control_batch_that_ends_a_segment_never_leaves_a_hole(self, logs: Logs):
         """A consumer that reads committed records would wait before the missing offset for ever."""
         logs.append(keyed(("a", "1"), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))

@@ -56,6 +56,10 @@ class UpkeepOfLogs(Protocol):
         """Apply retention, which waits during a log's cleaning."""
         ...
 
+    def cleaned(self, log: PartitionLog) -> None:
+        """Flush the log, if its cleaning has changed what a flush writes."""
+        ...
+
 
 TURN_S: Final = 0.005
 """How long one turn of the loop looks at logs."""
@@ -353,6 +357,7 @@ class LogCleaner:
             log.topic, log.partition, compaction.cleaned_offset, stats.messages_written, stats.messages_read,
             stats.bytes_written, stats.bytes_read, duration_s,
         )  # fmt: skip
+        self._upkeep.cleaned(log)
         if not self._due:  # the periodic checkpoints have the others: each one goes over all logs
             self._upkeep.checkpoint()
         if stats.keyless:

@@ -221,6 +221,11 @@ class Upkeep:
             self._doomed.setdefault(directory, []).extend(doomed)
             self._remove(directory)
 
+    def cleaned(self, log: PartitionLog) -> None:
+        partition = self._partitions.find(log.topic, log.partition)
+        if partition is not None and partition.log is log:
+            self._partitions.flushes.flush_if_due(partition)
+
     def _maintained(self, log: PartitionLog, log_start_offset: int) -> None:
         partition = self._partitions.find(log.topic, log.partition)
         if partition is None or partition.log is not log:

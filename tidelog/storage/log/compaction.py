@@ -189,7 +189,7 @@ class Compaction:
             if self._swap is not None:
                 self._swap.advance()
                 if self._swap.is_done:
-                    self._swap, self._unfinished = None, []
+                    self._end_swap()
             elif self._is_done:
                 self._finish()
                 return False
@@ -219,9 +219,13 @@ class Compaction:
             return
         if self._swap is not None and self._swap.has_begun:
             self._swap.finish_now()
-            self._swap, self._unfinished = None, []
+            self._end_swap()
         self.is_given_up = True
         self.log.compaction = None
+
+    def _end_swap(self) -> None:
+        self._swap, self._unfinished = None, []
+        self.log.durability.want_sums(self.log.segments)
 
     def take_back(self) -> None:
         """End the cleaning because of an error, and leave no file of it. Not during a `run`. Raises OSError."""

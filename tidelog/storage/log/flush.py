@@ -117,7 +117,7 @@ class Durability:
     __slots__ = (
         "_directories", "_disk", "_filed_sums", "_paths", "_seal_in_task", "_sums", "_task", "_truncated_to",
         "_unsynced_seal", "blocked_from", "files", "flush_messages", "is_abandoned", "is_new", "is_wanted",
-        "last_flush_ms", "recovery_point",
+        "lacks_sums", "last_flush_ms", "recovery_point",
     )  # fmt: skip
 
     def __init__(
@@ -140,6 +140,8 @@ class Durability:
         """Whether the log's topic id may not be on the device: no record is acknowledged before the next flush."""
         self.is_wanted = False
         """A flush is needed without a waiting acknowledgement: a segment was rolled, or flush.ms has passed."""
+        self.lacks_sums = False
+        """A flush is needed without unsynced records: a cleaning has changed the checksums of transaction indexes."""
         self.last_flush_ms = now_ms
         self._paths: dict[str, None] = {}
         self._directories: dict[str, None] = {}
@@ -178,7 +180,7 @@ class Durability:
     def is_due(self, log_end_offset: int) -> bool:
         if self._task is not None:
             return False
-        return self.blocked_from >= 0 or (self.is_wanted and log_end_offset > self.checkpointable)
+        return self.blocked_from >= 0 or self.lacks_sums or (self.is_wanted and log_end_offset > self.checkpointable)
 
     def want_by_time(self, now_ms: int, flush_ms: int, log_end_offset: int) -> None:
         """Request a flush if records have waited for the device for `flush_ms`."""
@@ -216,6 +218,16 @@ class Durability:
         self._sums = sums if is_changed else None
         return is_changed
 
+    def want_sums(self, segments: Segments) -> None:
+        """Request a flush, if a cleaning has changed the checksums of the transaction indexes.
+
+        Without the new ones a start after a kill takes these indexes for damaged, and scans the cleaned log.
+        """
+        under_way = None if self._task is None else self._task.sums
+        filed = self._filed_sums if under_way is None else under_way
+        if segments.transaction_sums(with_active=False) != (filed or {}):
+            self.lacks_sums = self.is_wanted = True
+
     def write_sums(self, segments: Segments) -> None:
         """Write the checksums of the transaction indexes at once, to the device. Raises OSError."""
         sums = segments.transaction_sums(with_active=False)
@@ -223,7 +235,7 @@ class Durability:
             self._task.set_sums(sums)  # it would write those from before, perhaps after this
         self.files.replace(TRANSACTION_SUMS_FILE, lambda: encode_transaction_sums(sums), sync=True)
         self._filed_sums, self._sums = sums, None
-        segments.sums_are_stale = False
+        segments.sums_are_stale = self.lacks_sums = False
 
     def moved(self, old: str, new: str) -> None:
         """The log's directory was renamed, under the lock of `files`. No flush may be running."""
@@ -264,6 +276,7 @@ class Durability:
         if epochs.is_dirty:
             task.set_epochs(self.files.epochs(epochs), epochs)
             epochs.is_dirty = False
+        self.lacks_sums = False
         if segments.sums_are_stale:
             self.note_sums(segments)
         if self._sums is not None:
@@ -295,7 +308,7 @@ class Durability:
         self.recovery_point = max(self.recovery_point, min(task.target_offset, self._truncated_to))
         self._seal_in_task = INT64_MAX
         self.is_new = self.is_new and bool(self._paths)  # noted since `begin`
-        self.is_wanted = self._unsynced_seal != INT64_MAX
+        self.is_wanted = self.lacks_sums or self._unsynced_seal != INT64_MAX
         if now_ms is not None:
             self.last_flush_ms = now_ms
         is_due = log_end_offset >= self.flush_at
@@ -309,7 +322,7 @@ class Durability:
         if task.epochs is not None:
             task.epochs.is_dirty = True
         if task.sums is not None and self._sums is None:
-            self._sums = task.sums
+            self._sums, self.lacks_sums = task.sums, True
         self._unsynced_seal = min(self._unsynced_seal, self._seal_in_task)
         self._seal_in_task = INT64_MAX
         self.is_wanted = True
