@@ -152,7 +152,7 @@ def on_fetch_answer(raft: RaftReplica, peer: Peer, ask: FetchAsk, answer: FetchA
 def _missing_at(leader: Peer, epoch: int, end_offset: int, high_watermark: int) -> CommittedRecordsMissing:
     host, port = leader.endpoint
     return CommittedRecordsMissing(
-        f"controller {leader.id} at {host}:{port}, which leads in epoch {epoch}, lacks metadata records that are "
+        f"the controller at {host}:{port}, which leads in epoch {epoch}, lacks metadata records that are "
         f"committed here (offsets {end_offset} to {high_watermark - 1}): it is of another quorum, or its directory "
         "is an old copy. Nothing was cut here. Stop it before this node starts again: a node that starts follows the "
         "leader of the highest epoch, and sets aside the logs of topics that it does not know"
