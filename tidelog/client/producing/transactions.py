@@ -33,6 +33,7 @@ INTERRUPTED_ABORT_S = 1.0
 
 _OPEN_OR_FAILED = (State.ABORTABLE_ERROR, State.FATAL_ERROR, State.IN_TRANSACTION)
 _RESTING = (State.READY, *_OPEN_OR_FAILED)
+_ENDING = (State.COMMITTING, State.ABORTING)
 
 
 class Transactions:
@@ -160,7 +161,7 @@ class Transactions:
     def is_open(self, number: int) -> bool:
         """Whether this transaction has begun, and neither a commit nor an abort."""
         manager = self._manager
-        is_ending = manager.state in (State.COMMITTING, State.ABORTING)
+        is_ending = manager.state in _ENDING
         return 0 < number == manager.number > manager.ended_number and not is_ending
 
     def has_ended(self, number: int) -> bool:
@@ -251,16 +252,21 @@ class Transactions:
         if self._is_detached:
             self._sender.close()
             return True
-        self.begin_close()
         limit_ms = self._config.max_block_ms if timeout_ms is None else min(timeout_ms, self._config.max_block_ms)
+        deadline = self._deadline(limit_ms)
         try:
-            await self._wait_until(
-                lambda: manager.state not in (State.COMMITTING, State.ABORTING), "close", self._deadline(limit_ms)
-            )
-        except TransactionError as error:
-            logger.warning("closed with an open transaction, which ends by its timeout: %s", error)
+            # Again where the commit has failed meanwhile: only an abort ends the transaction then.
+            while self.begin_close() or manager.state in _ENDING:
+                await self._wait_until(lambda: manager.state not in _ENDING, "close", deadline)
+        except TransactionTimeout:
             return False
         finally:
+            if manager.has_transaction:  # also where the caller of `close` has no more time
+                logger.warning(
+                    "closed before the end of a transaction of %r, which may end only by its timeout: %s",
+                    manager.transactional_id,
+                    self._sender.waits_for,
+                )
             self._sender.close()
         return True
 
