@@ -460,3 +460,20 @@ async def test_a_start_fetches_the_metadata_once() -> None:
         assert not cluster._refresh_requested.is_set()
         assert len(fake.sent(MetadataRequest)) == 1
         await cluster.close()
+
+
+async def test_a_topic_that_stays_missing_is_asked_for_later_and_later() -> None:
+    """The metadata of all topics was fetched every 100 ms: with 300 of them a fifth of a core."""
+    async with FakeCluster(t=1) as fake:
+        options: dict[str, Any] = {"retry_backoff_ms": 10, "retry_backoff_max_ms": 3_600_000}
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap, **options))
+        cluster.track(("t", "misspelt"))
+        await cluster.start()
+        started_s = asyncio.get_running_loop().time()
+        await until(lambda: len(fake.sent(MetadataRequest)) >= 6)
+        assert asyncio.get_running_loop().time() - started_s > 0.2, "10, 20, 40, 80 and 160 ms, less a fifth"
+        fake.create("misspelt", 1)
+        while not cluster.metadata.topics["misspelt"].is_usable:  # the first one may have been on its way before
+            assert await cluster.wait_for_metadata(PATIENCE_S * 1000), "another cause does not wait"
+        assert cluster._all_due_s - asyncio.get_running_loop().time() > 100, "as metadata.max.age.ms says"
+        await cluster.close()

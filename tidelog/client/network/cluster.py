@@ -130,7 +130,12 @@ class Cluster:
         """
         self._all_are_due = False
         """The next refresh is for other topics than the new ones, too."""
-        self._all_refreshed_s = -math.inf
+        self._all_due_s = -math.inf
+        """When a refresh of all topics is due by itself, in loop time."""
+        self._failed_topics: set[str] = set()
+        """Topics with passing errors in the metadata."""
+        self._failed_rounds = 0
+        """How many refreshes in a row have left them as they are."""
         self._refresh_requested = asyncio.Event()
         self._refresh_is_urgent = asyncio.Event()
         self._refresh_future: asyncio.Future[None] | None = None
@@ -488,11 +493,10 @@ class Cluster:
                 await self.wait_for_metadata(remaining_ms)
 
     async def _refresh_loop(self) -> None:
-        max_age_s = self.config.metadata_max_age_ms / 1000
         failures = 0
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(self._all_refreshed_s + max_age_s):
+                async with asyncio.timeout_at(self._all_due_s):
                     await self._refresh_requested.wait()
             try:
                 await self._refresh_once()
@@ -536,8 +540,7 @@ class Cluster:
                 del self._topics[topic]
         topic_names = None if self.all_topics else list(self._topics)
         self._new_topics &= self._topics.keys()
-        is_old = now_s - self._all_refreshed_s >= self.config.metadata_max_age_ms / 1000
-        is_of_all = self._all_are_due or is_old or not self._new_topics
+        is_of_all = self._all_are_due or now_s >= self._all_due_s or not self._new_topics
         asked = topic_names if is_of_all else [topic for topic in topic_names or () if topic in self._new_topics]
         self._all_are_due = self._all_are_due and not is_of_all
         self.refreshes_begun += 1
@@ -546,7 +549,7 @@ class Cluster:
         if not response.brokers:
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster named no brokers")
         if is_of_all:
-            self.metadata_refresh, self._all_refreshed_s = refresh, now_s
+            self.metadata_refresh, self._all_due_s = refresh, now_s + self.config.metadata_max_age_ms / 1000
         self.metadata = merge_metadata(self.metadata, response, topic_names)
         self._close_moved()
         self._request_missing(asked)
@@ -556,14 +559,19 @@ class Cluster:
             self.on_metadata()
 
     def _request_missing(self, asked: Iterable[str] | None) -> None:
-        """Request another refresh if topics have passing errors: of those that are new and stay it, one by itself."""
+        """Request another refresh if topics have passing errors: of those that are new and stay it, one by itself. Of
+        all there is one later and later, as in Java (KIP-580): a topic that was misspelt is missing for good.
+        """
         topics = self.metadata.topics
         failed = {name for name, topic in topics.items() if topic.error.retriable}
         self._new_topics -= {name for name in asked or () if name not in failed or topics[name].partitions}
         if self._new_topics:
             self._refresh_requested.set()
+        self._failed_rounds = self._failed_rounds + 1 if failed == self._failed_topics else 1
+        self._failed_topics = failed
         if failed - self._new_topics:
-            self.request_refresh()
+            wait_s = self.retry_backoff.wait_ms(self._failed_rounds) / 1000
+            self._all_due_s = min(self._all_due_s, asyncio.get_running_loop().time() + wait_s)
 
     async def fetch_metadata(
         self, topics: list[str] | None, *, create: bool = False, node_id: int | None = None
