@@ -13,6 +13,7 @@ from tidelog.client import Consumer, Producer
 from tidelog.client.config import ClientConfig
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.sync import Producer as BlockingProducer
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 
@@ -184,3 +185,20 @@ async def test_a_refused_topic_is_asked_for_again_in_each_call():
             assert len(named(fake)) == asked
         async with asyncio.timeout(PATIENCE_S):
             assert (await producer.send_and_wait("a", b"allowed")).offset == 0
+
+
+async def test_records_that_wait_for_a_refused_topic_share_one_answer():
+    """Each asked for its own, 100 ms apart: a flush of 10,000 records took a quarter of an hour."""
+    async with FakeCluster(a=1) as fake:
+        fake.script(MetadataRequest, *[fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED)] * 100)
+
+        def send() -> list[BaseException | None]:
+            with BlockingProducer(bootstrap_servers=fake.bootstrap, **FAST) as producer:
+                futures = [producer.send("a", b"") for _ in range(50)]
+                return [future.exception(PATIENCE_S) for future in futures]
+
+        errors = await asyncio.to_thread(send)
+        assert {error.code for error in errors if isinstance(error, KafkaError)} == {
+            ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        }
+        assert len(named(fake)) < 10

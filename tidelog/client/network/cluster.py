@@ -99,6 +99,8 @@ class Cluster:
         """The number of the refresh of all topics that `metadata` comes from, counted as `refreshes_begun`. A clock
         would not tell what was asked for after a moment: uvloop's counts milliseconds.
         """
+        self._metadata_asked_s = -math.inf
+        """When that refresh was begun, in loop time."""
         self.on_metadata: Callable[[], None] | None = None
         self.on_loop_end: Callable[[], None] | None = None
         """Called when the tasks of the event loop are cancelled before `close`, as at the end of `asyncio.run`."""
@@ -465,15 +467,16 @@ class Cluster:
         """The topic's id in the latest metadata, all zero without one."""
         return self.metadata.topic_id(name)
 
-    async def topic(self, name: str, timeout_ms: float) -> TopicMetadata:
+    async def topic(self, name: str, timeout_ms: float, waited_ms: float = 0.0) -> TopicMetadata:
         """A usable topic, created by the broker where allowed.
 
-        Raises KafkaError without one in time, or with an error that stays. An error from before the call is asked for
-        again: the topic may be allowed by now.
+        Raises KafkaError without one in time, or with an error that stays. An error from before the call, or from
+        before the `waited_ms` that its caller has waited already, is asked for again: the topic may be allowed by now.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
-        refreshes_before = self.refreshes_begun if name in self.metadata.topics else -1
+        is_answered = waited_ms > 0 and self._metadata_asked_s >= loop.time() - waited_ms / 1000
+        refreshes_before = self.refreshes_begun if name in self.metadata.topics and not is_answered else -1
         while True:
             self.track((name,))  # each time: the wait may be longer than `metadata_max_idle_ms`
             topic = self.metadata.topics.get(name)
@@ -552,6 +555,8 @@ class Cluster:
             self.metadata_refresh, self._all_due_s = refresh, now_s + self.config.metadata_max_age_ms / 1000
         self.metadata = merge_metadata(self.metadata, response, topic_names)
         self._close_moved()
+        if is_of_all:
+            self._metadata_asked_s = now_s
         self._request_missing(asked)
         if self._refresh_future is not None and not self._refresh_future.done():
             self._refresh_future.set_result(None)

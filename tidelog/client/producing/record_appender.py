@@ -404,7 +404,7 @@ class RecordAppender:
             if yields:
                 await asyncio.sleep(0)
         while True:
-            metadata = await self._cluster.topic(topic, (deadline - loop.time()) * 1000)
+            metadata = await self._cluster.topic(topic, (deadline - loop.time()) * 1000, waited_ms)
             if partition is None or 0 <= partition < len(metadata.partitions):
                 break
             if partition < 0 or not await self._cluster.wait_for_metadata((deadline - loop.time()) * 1000):

@@ -483,7 +483,8 @@ class Producer(BlockingClient):
         self._log_once(text_of(error))
         self._producer.note_lost_record(error, transaction)
         self._producer.report_unsent(error)
-        if isinstance(error, KafkaError) and error.retriable:
+        # The metadata may refuse the topic, too: each record would ask for it again, 100 ms apart.
+        if isinstance(error, KafkaError) and (error.retriable or self._producer._appender.lacks_metadata(topic, None)):
             self._missing_since.setdefault(topic, start_s)
             if len(self._missing_since) > _MISSING_TOPICS_MAX:
                 del self._missing_since[next(iter(self._missing_since))]
