@@ -97,9 +97,9 @@ class Partitions:
         self.deletions = Deletions()
         self.follower_fetches = FollowerFetches(self, loop, rng, tells_high_watermark=tells_followers_high_watermark)
         self.on_disk_failure: Callable[[str, OSError], None] = lambda path, error: None
+        """Called with every error of a device, and with the directory of the log that met it."""
         self.on_shortage: Callable[[], None] = lambda: None
         """Called where a log meets a shortage of file descriptors or memory."""
-        """Called with every error of a device, and with the directory of the log that met it."""
         self.on_damage: Callable[[Partition, DamagedRange | None], ErrorCode] = lambda *_: ErrorCode.CORRUPT_MESSAGE
         """Called when a read meets this damage, or when there is new damage. Returns the error code for the client."""
         self.replica_ports = replica or ReplicaPorts()
