@@ -11,7 +11,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import FakeCluster, FakeNode
 from tests.unit.client.test_consumer import T0, fill, read
-from tidelog.client import Consumer, OffsetAndMetadata, sync
+from tidelog.client import Consumer, OffsetAndMetadata, TopicPartition, sync
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 
@@ -144,3 +144,16 @@ async def test_a_refused_topic_of_a_subscription_is_raised_and_the_others_are_re
             assert consuming._cluster is not None
             consuming._cluster.request_refresh()
             assert await read(consuming, 3) == [0, 1, 2]
+
+
+async def test_a_refused_topic_of_assigned_partitions_with_a_position_is_raised():
+    """Without a position its lookup raises; with one, polls were empty for good."""
+    mine = TopicPartition("mine", 0)
+    async with FakeCluster(mine=1) as cluster, consumer(cluster) as consuming:
+        fill(cluster, "mine", 0, 3)
+        cluster.script(MetadataRequest, *[refuse_mine] * 9999)
+        consuming.assign([mine])
+        consuming.seek(mine, 1)
+        with pytest.raises(KafkaError, match="topic 'mine'") as caught:
+            await consuming.poll(PATIENCE_S * 1000 / 4)
+        assert caught.value.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED

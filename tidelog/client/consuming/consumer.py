@@ -108,7 +108,7 @@ class Consumer:
         self._arrow_kernel = KernelLoading(columnar.load_kernel, self._update_event.set)
         self._missing_topics: set[str] = set()
         self._refused_topic: str | None = None
-        """A subscribed topic that the latest metadata refuses, until a poll has said so."""
+        """A topic of this consumer that the latest metadata refuses, until a poll has said so."""
         self.positions_before_take: dict[TopicPartition, tuple[int, int]] = {}
         """(position, leader epoch) before a poll whose caller may not have its records yet."""
         self._shared_start = SharedStart(self._config, self._connect, "consumer")
@@ -348,7 +348,7 @@ class Consumer:
         missing: dict[str, str] = {}
         for name in {*subscription.topics, *assigned} & metadata.keys():
             topic = metadata[name]
-            if topic.error is ErrorCode.TOPIC_AUTHORIZATION_FAILED and name not in assigned:
+            if topic.error is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
                 self._refused_topic = name
             elif topic.error in _MISSING_TOPIC_ERRORS:
                 missing[f"topic {name!r}"] = topic.error.name
