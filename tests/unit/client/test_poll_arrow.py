@@ -7,6 +7,7 @@ import importlib
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -125,6 +126,34 @@ async def test_a_call_does_not_wait_for_the_loops_beyond_its_timeout(monkeypatch
                 assert (await reading.poll_arrow(10)).num_rows == 0
         may_end.set()
         assert (await read_table(reading, 5))["offset"].to_pylist() == list(range(5))
+
+
+async def test_loads_that_wait_for_one_another_leave_the_threads_of_the_loop_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six consumers that waited for one compilation held all of them: names were not looked up, and a call of
+    `poll_arrow` with 20 ms took as long as the compilation.
+    """
+    may_end = threading.Event()
+    load = columnar.load_kernel
+
+    def wait_and_load() -> None:
+        assert may_end.wait(PATIENCE_S)
+        load()
+
+    monkeypatch.setattr(columnar, "load_kernel", wait_and_load)
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as first, consumer(cluster, "t") as second:
+        fill(cluster, "t", 0, 5)
+        try:
+            async with asyncio.timeout(PATIENCE_S / 2):
+                for reading in (first, second):
+                    assert (await reading.poll_arrow(10)).num_rows == 0
+                assert await loop.getaddrinfo("localhost", 9092)
+        finally:
+            may_end.set()
+        assert (await read_table(second, 5))["offset"].to_pylist() == list(range(5))
 
 
 @pytest.mark.parametrize("columns", [("value",), ("value", "offset"), ("topic", "partition", "key")])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence, Sized
@@ -36,6 +35,7 @@ from tidelog.client.arguments import (
 )
 from tidelog.client.client_logging import client_logger
 from tidelog.client.config import CLOSE_TIMEOUT_MS, ConsumerConfig
+from tidelog.client.consuming.arrow_tables import arrow_table, check_columns, load_schema
 from tidelog.client.consuming.fetcher import Fetcher
 from tidelog.client.consuming.iteration_buffer import IterationBuffer
 from tidelog.client.consuming.positions import PositionLookup
@@ -60,7 +60,7 @@ from tidelog.client.network.offsets import list_offsets
 from tidelog.client.network.outcomes import retrieve_exception, start_task
 from tidelog.client.network.shared_start import SharedStart
 from tidelog.protocol.batches import columnar
-from tidelog.protocol.batches.columnar import COLUMNS, arrow_schema
+from tidelog.protocol.batches.columnar import COLUMNS
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataResponse
 
@@ -390,10 +390,10 @@ class Consumer:
         if self._config.key_deserializer is not None or self._config.value_deserializer is not None:
             raise RuntimeError("poll_arrow() returns bytes; this consumer has a deserializer")
         names = [columns] if isinstance(columns, str) else as_list("columns", columns, "names of columns")
-        _check_columns(tuple(names))
+        check_columns(tuple(names))
         _checked_limit(max_records)
         self._check_open()
-        schema = await _arrow_schema(tuple(names), is_loaded=self._arrow_kernel.is_over)
+        schema = await load_schema(tuple(names), is_loaded=self._arrow_kernel.is_over)
 
         def take(fetcher: Fetcher) -> list[pa.RecordBatch]:
             self._arrow_kernel.start()
@@ -402,7 +402,7 @@ class Consumer:
             return fetcher.take_columns(schema.names, max_records, _ARROW_POLL_BYTES)
 
         batches = None if self._closed else await self._poll(timeout_ms, take)
-        return _arrow_table(batches or [], schema)
+        return arrow_table(batches or [], schema)
 
     def _load_record_kernel(self) -> None:
         assert self._fetcher is not None
@@ -757,29 +757,6 @@ def check_listener(listener: Any) -> None:
     methods = ("on_partitions_revoked", "on_partitions_assigned", "on_partitions_lost")
     if listener is not None and not all(callable(getattr(listener, method, None)) for method in methods):
         raise TypeError(f"listener must be a RebalanceListener, not {shown(listener)}")
-
-
-def _check_columns(columns: tuple[str, ...]) -> None:
-    if unknown := [name for name in columns if name not in COLUMNS]:
-        raise ValueError(f"columns: there is no column {shown(unknown[0])}; the columns are {', '.join(COLUMNS)}")
-    if len(set(columns)) < len(columns):
-        raise ValueError(f"a column is named twice: {', '.join(columns)}")
-
-
-async def _arrow_schema(columns: tuple[str, ...], *, is_loaded: bool) -> pa.Schema:
-    """The import of pyarrow takes a quarter of a second: a thread does it, and the event loop goes on."""
-    try:
-        if not is_loaded:
-            await asyncio.to_thread(importlib.import_module, "pyarrow")
-        return arrow_schema(columns)
-    except ImportError as error:
-        raise ImportError("poll_arrow() needs pyarrow and numpy: pip install 'tidelog[arrow]'") from error
-
-
-def _arrow_table(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-    import pyarrow as pa
-
-    return pa.Table.from_batches(batches, schema)
 
 
 class _BatchIterator:

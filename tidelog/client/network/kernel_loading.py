@@ -1,6 +1,7 @@
 """Loads compiled loops beside the event loop, so that no call waits for them beyond its timeout.
 
-A load takes half a second, and more where the loops are not compiled yet on this machine. It runs on a thread.
+A load takes half a second, and more where the loops are not compiled yet on this machine. It runs in a thread of its
+own.
 Invariant: it runs once, and `close` leaves no task.
 """
 
@@ -8,11 +9,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from tidelog.client.client_logging import client_logger
 from tidelog.client.network.outcomes import start_task
 
 logger = client_logger(__name__)
+Result = TypeVar("Result")
+
+
+async def run_in_own_thread(work: Callable[[], Result]) -> Result:
+    """Run `work` in a thread that ends with it. The event loop has few threads, which also look up host names: six
+    consumers that wait for one compilation would hold all of them.
+    """
+    pool = ThreadPoolExecutor(1, "tidelog-load")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
+    finally:
+        pool.shutdown(wait=False)
 
 
 class KernelLoading:
@@ -46,7 +61,7 @@ class KernelLoading:
 
     async def _run(self) -> None:
         try:
-            await asyncio.to_thread(self._load)
+            await run_in_own_thread(self._load)
         except ImportError:
             logger.debug("numba is not installed")
         except Exception as error:
