@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -157,3 +158,25 @@ def test_an_assignment_is_checked_before_it_is_sent() -> None:
         checked_assignment("x", {"c": [T0]}, members)
     with pytest.raises(ValueError, match="t-0 to 'a' and 'b'"):
         checked_assignment("x", {"a": [T0], "b": [T0]}, members)
+
+
+async def test_other_tasks_run_between_polls_that_return_buffered_records() -> None:
+    """A consumer that was far behind held its event loop until all that had arrived was returned."""
+    async with FakeCluster(t=1) as cluster:
+        fill(cluster, "t", 0, 60)
+        async with consumer(cluster, "t") as reading:
+            assert await reading.poll(PATIENCE_S * 1000, max_records=1)
+            turns = 0
+
+            async def other() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            beside = asyncio.create_task(other())
+            for _ in range(50):
+                time.sleep(0.004)  # noqa: ASYNC251 - as a program that handles the records
+                assert await reading.poll(max_records=1)
+            beside.cancel()
+            assert turns >= 5

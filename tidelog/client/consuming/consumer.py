@@ -70,6 +70,10 @@ if TYPE_CHECKING:
 logger = client_logger(__name__)
 
 _MISSING_TOPIC_ERRORS = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
+_HOLD_S_MAX = 0.02
+"""The longest that polls go on without other tasks. They return the records that have arrived at once, and would hold
+up the event loop until all are returned: half a second of CPU.
+"""
 _ITERATION_POLL_MS = 60_000
 _ARROW_POLL_BYTES = 64 * 1024 * 1024
 Records = TypeVar("Records", bound=Sized)
@@ -109,6 +113,8 @@ class Consumer:
         self._missing_topics: set[str] = set()
         self._refused_topic: str | None = None
         """A topic of this consumer that the latest metadata refuses, until a poll has said so."""
+        self._next_yield_s = 0.0
+        """When the next poll lets other tasks run, in loop time, also if records have arrived."""
         self.positions_before_take: dict[TopicPartition, tuple[int, int]] = {}
         """(position, leader epoch) before a poll whose caller may not have its records yet."""
         self._shared_start = SharedStart(self._config, self._connect, "consumer")
@@ -415,7 +421,8 @@ class Consumer:
         if not self._subscription.subscribed and not self._subscription.is_user_assigned:
             raise RuntimeError("this consumer reads nothing: subscribe() or assign() first")
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_ms / 1000
+        began_s = loop.time()
+        deadline = began_s + timeout_ms / 1000
         try:
             if not await self._shared_start.wait(timeout_ms):
                 return None  # it goes on, and a later poll waits for its end
@@ -426,6 +433,9 @@ class Consumer:
         assert self._fetcher is not None
         assert self._position_lookup is not None
         lookup = self._position_lookup
+        if began_s >= self._next_yield_s:
+            await asyncio.sleep(0)  # before records are taken: a call that is cancelled here loses none
+            self._next_yield_s = loop.time() + _HOLD_S_MAX
         self._rewind()
         self.positions_before_take = {}
         while True:
