@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import HANDLERS, FakeCluster, FakeNode
 from tests.unit.client.test_admin import FAST, T0
 from tests.unit.client.test_admin_groups import describe_classic, describe_newer
@@ -351,3 +353,15 @@ async def test_groups_are_deleted_where_the_coordinator_of_one_fails(monkeypatch
     assert "group 'lost'" in str(failure)
     code = ErrorCode.REQUEST_TIMED_OUT if is_silent else ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert failure.code is code
+
+
+async def test_a_topic_that_no_call_names_any_more_is_forgotten():
+    """With one deleted the client asked for the metadata of all that it ever named, each second of its life."""
+    async with FakeCluster(t=1, u=1) as cluster, Admin(bootstrap_servers=cluster.bootstrap, **FAST) as administrator:
+        await administrator.list_offsets({T0: "latest", TopicPartition("u", 0): "latest"})
+        inner = administrator._cluster
+        assert inner is not None
+        inner._topics = dict.fromkeys(inner._topics, -math.inf)
+        await inner.wait_for_metadata(PATIENCE_S * 1000)
+        assert [topic.name for topic in cluster.sent(MetadataRequest)[-1].topics or ()] == []
+        assert await administrator.list_offsets({T0: "latest"})

@@ -89,6 +89,8 @@ class AdminBase:
     async def _connect(self) -> None:
         cluster = Cluster(self._config)
         cluster.keeps_broker = True
+        # Longer than any call. With one topic deleted the metadata of all would be asked for again and again.
+        cluster.forget_idle_topics_after(2 * self._config.default_api_timeout_ms)
         await cluster.start()
         self._cluster = cluster
 
