@@ -403,6 +403,28 @@ def test_a_record_that_its_serializer_has_refused_is_kept_neither_by_its_future_
         gc.enable()
 
 
+def test_the_exception_that_the_program_handles_while_a_serializer_fails_stays_as_it_is(cluster, caplog):
+    """Python makes it the context of the serializer's error, whose tracebacks are dropped."""
+    caplog.set_level(logging.CRITICAL, "tidelog")
+
+    def refuse(value: Any) -> bytes:
+        try:
+            raise KeyError("field")
+        except KeyError:
+            raise ValueError("no such field")  # noqa: B904
+
+    with producer(cluster, value_serializer=refuse) as sending:
+        try:
+            raise OSError("the program's own")
+        except OSError as handled:
+            error, own_error = sending.send("t", {}).exception(PATIENCE_S), handled
+    assert isinstance(error, ValueError)
+    assert isinstance(error.__context__, KeyError)
+    assert error.__context__.__context__ is None
+    assert own_error.__traceback__ is not None
+    assert not hasattr(own_error, "__notes__")
+
+
 def test_an_exception_that_a_serializer_raises_for_each_record_gets_one_note(cluster, caplog):
     caplog.set_level(logging.CRITICAL, "tidelog")
     refusal = ValueError("refused")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import traceback
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
@@ -57,6 +58,21 @@ def kept_error(error: BaseException) -> BaseException:
         if trace is not None and not hasattr(each, "__notes__"):  # the program may raise one exception again and again
             with suppress(Exception):
                 each.add_note("Raised in:\n" + "".join(traceback.format_tb(trace)))
+    return error
+
+
+def without_handled(error: ErrorType) -> ErrorType:
+    """The error without the exception that the caller handles at the moment, which Python has made its context: that
+    one is still the program's, with its traceback.
+    """
+    handled = sys.exc_info()[1]
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        if each.__context__ is handled:
+            each.__context__ = None
+        each = each.__context__
     return error
 
 

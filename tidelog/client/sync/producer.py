@@ -34,7 +34,7 @@ from tidelog.client.model import (
     TopicPartition,
     WrittenRange,
 )
-from tidelog.client.network.outcomes import kept_error, text_of
+from tidelog.client.network.outcomes import kept_error, text_of, without_handled
 from tidelog.client.producing import producer
 from tidelog.client.producing.accumulator import Headers, ProducerBatch
 from tidelog.client.producing.detached_transactions import DetachedTransaction
@@ -229,11 +229,12 @@ class Producer(BlockingClient):
             record = ProducerRecord(value, key, headers or (), *rest)
             return future, queued_s, topic, *self._producer._appender.copy(topic, record)
         except Exception as error:  # of a serializer: it is the record's outcome
-            return _Refused(future, topic, error)
+            problem = error
         except BaseException as interrupt:
             cause = interrupt
             self._call_on_loop(lambda: self._producer.report_unsent(cause))
             raise
+        return _Refused(future, topic, without_handled(problem))
 
     def _wake_loop(self, thread: LoopThread) -> None:
         try:
