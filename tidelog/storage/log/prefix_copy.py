@@ -343,6 +343,7 @@ class PrefixCopy(Compaction):
             findings = examine(
                 file, size_bytes, segment.base_offset, end_offset, segment.index_interval_bytes,
                 may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early, proven=segment.proven,
+                named=segment.named_batches(),
             )  # fmt: skip
             findings.generation = generation
             return findings

@@ -247,6 +247,7 @@ def scan_segment(
     hidden_epochs: list[tuple[int, int]] = []
     epoch_max, offset_behind = behind
     edges = EpochEdges()
+    named = segment.named_batches()
     segment.begin_rebuild()
     segment.transaction_index.begin_rebuild()
     segment.next_offset = segment.base_offset
@@ -255,7 +256,7 @@ def scan_segment(
     examiner = Examiner(
         segment.file.read_at, segment.size_bytes, segment.base_offset, end_offset=end_offset,
         may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early, epoch_max=epoch_max,
-        filed_epoch=LeaderEpochs(filed_epochs).epoch_for_offset,
+        filed_epoch=LeaderEpochs(filed_epochs).epoch_for_offset, named=named,
     )  # fmt: skip
     for each in examiner.run():
         if isinstance(each, DamagedRange):
@@ -275,7 +276,10 @@ def scan_segment(
         end_position, leader_epoch = position + header.size_bytes, header.partition_leader_epoch
         edges.note((position, end_position, header.base_offset, header.next_offset, leader_epoch))
         marker = read_marker(batch, header) if header.is_control else None
-        segment.note_scanned(position, header.size_bytes, header.last_offset, header.max_timestamp)
+        is_behind_damage = bool(damage) and damage[-1].end_position == position
+        segment.note_scanned(
+            position, header.size_bytes, header.last_offset, header.max_timestamp, is_behind_damage=is_behind_damage
+        )
         for epoch, start_offset in hidden_epochs:
             if epochs.latest < epoch <= leader_epoch:
                 epochs.assign(epoch, start_offset)

@@ -603,6 +603,7 @@ class RepairCheck:
         self._end_offset = segment.next_offset
         self.generation = segment.generation
         self._epoch_max = log.segments.epoch_behind(segment)
+        self._named = segment.named_batches()
         self._file = segment.file
         self._file.pin()
 
@@ -670,7 +671,7 @@ class RepairCheck:
         self.findings = examine(
             file, size_bytes, segment.base_offset, self._end_offset, segment.index_interval_bytes,
             may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early, epoch_max=self._epoch_max,
-            proven=self.proven,
+            proven=self.proven, named=self._named,
         )  # fmt: skip
 
     def unpin(self) -> None:

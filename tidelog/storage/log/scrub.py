@@ -49,6 +49,7 @@ class Scrub:
             self._file.read_at, present, segment.base_offset, end_offset=self._end_offset,
             may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early,
             epoch_max=log.segments.epoch_behind(segment), proven=segment.proven,
+            named=segment.named_batches(),
         ).run()  # fmt: skip
         self._index_check = IndexCheck(segment)
         self._file.pin()  # last, because a failure above must not leave the file pinned

@@ -236,7 +236,7 @@ class StoppedLog:
         findings = examine(
             segment.file, segment.size_bytes, segment.base_offset, segment.next_offset, segment.index_interval_bytes,
             may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early,
-            epoch_max=self.segments.epoch_behind(segment), note=note,
+            epoch_max=self.segments.epoch_behind(segment), named=segment.named_batches(), note=note,
         )  # fmt: skip
         problems = self._end(segment, findings) if segment.next_offset == UNKNOWN_END else []
         start = self._facts.log_start_offset

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
@@ -144,13 +144,14 @@ class Examiner:
     missing between batches after compaction; `may_end_early`: also after the last batch. `epoch_max`: the leader epoch
     of the batch after the segment, -1 if unknown. `proven`: the batches that another replica has confirmed: if the
     epoch of a neighbour disagrees, the neighbour is damaged. `filed_epoch`: offset -> leader epoch by the epoch file,
-    -1 if unknown.
+    -1 if unknown. `named`: the (last offset, position) of batches that the offset index names.
     """
 
     def __init__(
         self, read_at: ReadAt, size_bytes: int, base_offset: int, *, end_offset: int = UNKNOWN_END,
         may_have_gaps: bool = False, may_end_early: bool = False, epoch_max: int = -1,
         proven: Sequence[ProvenBatches] = (), filed_epoch: Callable[[int], int] = lambda offset: -1,
+        named: Container[tuple[int, int]] = (),
     ) -> None:  # fmt: skip
         self._window = _Window(read_at, size_bytes)
         self._size_bytes = size_bytes
@@ -162,6 +163,7 @@ class Examiner:
         self._epoch_max = epoch_max
         self._proven = proven
         self._filed_epoch = filed_epoch
+        self._named = named
         self._expected = base_offset
         # Every stored batch has an epoch. A start below 0 would accept a damaged epoch of -1.
         self._epoch = 0
@@ -318,8 +320,8 @@ class Examiner:
         """The first batch of the log from `position` on, after the destroyed batch at `damaged`.
 
         Records may contain whole batches as payload. If the records of the destroyed batch are readable, they show its
-        end. Otherwise a series of batches counts as the log's if it reaches the segment's end, or is longer than one
-        batch can be. Without such a series the first candidate counts.
+        end. Otherwise a series of batches counts as the log's if the index names one of them, if it reaches the
+        segment's end, or if it is longer than one batch can be. Without such a series the first candidate counts.
         """
         self._search_from = position
         records_start = damaged + HEADER_SIZE
@@ -368,7 +370,8 @@ class Examiner:
     def _follow(self, batch: WholeBatch) -> tuple[int, bool]:
         """The end of the contiguous batches from `batch` on, and whether they are the log's.
 
-        They are if they reach the end of the segment, or if they are longer than a batch that could contain them.
+        They are if the index names one of them, if they reach the end of the segment, or if they are longer than a
+        batch that could contain them.
         """
         position, expected, epoch = batch.position, batch.header.base_offset, self._epoch
         following: WholeBatch | None = batch
@@ -377,6 +380,8 @@ class Examiner:
             is_next = header.base_offset == expected or (self._may_have_gaps and header.base_offset > expected)
             if not is_next or header.partition_leader_epoch < epoch or header.last_offset > self._offset_max:
                 return position, False
+            if (header.last_offset, position) in self._named:
+                return position + header.size_bytes, True
             position, expected = position + header.size_bytes, header.next_offset
             epoch = header.partition_leader_epoch
             if position - batch.position > _EMBEDDED_BYTES_MAX:
@@ -459,7 +464,7 @@ class Findings:
     """The result of an examination: the index rows of the whole batches, and the damage between them."""
 
     __slots__ = (
-        "_epochs", "_last_of_epochs", "bytes_since_index_row", "damage", "end_offset", "epoch_edges",
+        "_end_position", "_epochs", "_last_of_epochs", "bytes_since_index_row", "damage", "end_offset", "epoch_edges",
         "first_timestamp", "generation", "max_timestamp", "offset_of_max_timestamp", "offset_rows", "size_bytes",
         "tail", "time_rows",
     )  # fmt: skip
@@ -472,6 +477,7 @@ class Findings:
         self.damage: tuple[DamagedRange, ...] = ()
         self.tail: DamagedRange | None = None
         """The rest of the file after the last whole batch, if its number of records is unknown."""
+        self._end_position = 0
         self._epochs: list[tuple[int, int, int]] = []
         self._last_of_epochs: list[int] = []
         self.offset_rows = IndexRows()
@@ -485,10 +491,15 @@ class Findings:
         self.bytes_since_index_row = 0
 
     def note(self, position: int, header: BatchHeader, index_interval_bytes: int) -> None:
-        """Add a whole batch, and its index rows as an append would."""
+        """Add a whole batch, and its index rows as an append would.
+
+        The first batch behind damage also has a row: the next examination knows by it that the batch is the log's.
+        """
         if header.max_timestamp > self.max_timestamp:
             self.max_timestamp, self.offset_of_max_timestamp = header.max_timestamp, header.last_offset
-        if self.bytes_since_index_row > index_interval_bytes and position <= MAX_POSITION:
+        is_behind_damage = position != self._end_position
+        self._end_position = position + header.size_bytes
+        if (is_behind_damage or self.bytes_since_index_row > index_interval_bytes) and position <= MAX_POSITION:
             self.offset_rows.append(header.last_offset, position)
             if self.max_timestamp > self.time_rows.last_key:
                 self.time_rows.append(self.max_timestamp, self.offset_of_max_timestamp)
@@ -543,7 +554,7 @@ def doubt_epochs(findings: Findings, epoch_at: Callable[[int], int], proven: Seq
 def examine(
     file: File, size_bytes: int, base_offset: int, end_offset: int, index_interval_bytes: int, *,
     may_have_gaps: bool, may_end_early: bool, epoch_max: int = -1, proven: Sequence[ProvenBatches] = (),
-    note: Callable[[WholeBatch | DamagedRange], None] = lambda each: None,
+    named: Container[tuple[int, int]] = (), note: Callable[[WholeBatch | DamagedRange], None] = lambda each: None,
 ) -> Findings:  # fmt: skip
     """Examine the first `size_bytes` of a segment's file, or all if it is shorter. Raises OSError.
 
@@ -554,7 +565,7 @@ def examine(
     present = min(size_bytes, file.size_bytes())
     examiner = Examiner(
         file.read_at, present, base_offset, end_offset=end_offset, may_have_gaps=may_have_gaps,
-        may_end_early=may_end_early, epoch_max=epoch_max, proven=proven,
+        may_end_early=may_end_early, epoch_max=epoch_max, proven=proven, named=named,
     )  # fmt: skip
     for each in examiner.run():
         note(each)

@@ -103,6 +103,7 @@ class Examination(ColdRead):
         self._generation = segment.generation
         self._gaps = segment.may_have_gaps, segment.may_end_early
         self._proven = segment.proven
+        self._named = segment.named_batches()
 
     def warm(self) -> None:
         segment = self._segment
@@ -110,7 +111,7 @@ class Examination(ColdRead):
             findings = examine(
                 self._file, self._size_bytes, segment.base_offset, self._end_offset, segment.index_interval_bytes,
                 may_have_gaps=self._gaps[0], may_end_early=self._gaps[1], epoch_max=self._epoch_max,
-                proven=self._proven,
+                proven=self._proven, named=self._named,
             )  # fmt: skip
             findings.generation = self._generation
             segment.findings = findings

@@ -24,6 +24,7 @@ from tidelog.storage.segments.retention import roll_limits
 from tidelog.storage.segments.sparse_index import (
     OFFSET_ROW_BYTES,
     TIME_ROW_BYTES,
+    NamedBatches,
     SparseIndex,
     offset_index,
     time_index,
@@ -352,6 +353,12 @@ class Segment:
         assert self._time_index is not None
         return self._time_index
 
+    def named_batches(self) -> NamedBatches:
+        """The batches that the offset index names, for an examination on any thread."""
+        index = self._offset_index
+        in_memory = () if index is None else index.copy_of_rows_in_memory()
+        return NamedBatches(self._disk, self.path_of(INDEX_SUFFIX), self.base_offset, in_memory)
+
     def load_indexes(self) -> None:
         """Open both indexes and check that they fit this segment. Raises CorruptIndex."""
         if self._offset_index is not None and self._time_index is not None:
@@ -435,12 +442,15 @@ class Segment:
         self.transaction_index.settle()
         return True
 
-    def note_scanned(self, position: int, size_bytes: int, last_offset: int, max_timestamp: int) -> None:
+    def note_scanned(
+        self, position: int, size_bytes: int, last_offset: int, max_timestamp: int, *, is_behind_damage: bool = False
+    ) -> None:
         """Index a batch that a scan found in the file."""
         if max_timestamp > self.max_timestamp:
             self.max_timestamp = max_timestamp
             self.offset_of_max_timestamp = last_offset
-        if self.bytes_since_index_row > self.index_interval_bytes and position <= MAX_POSITION:
+        is_due = is_behind_damage or self.bytes_since_index_row > self.index_interval_bytes
+        if is_due and position <= MAX_POSITION:
             self._index(last_offset, position)
         if not position:
             self.set_first_batch_timestamp(max_timestamp)
@@ -500,7 +510,7 @@ class Segment:
         findings = examine(
             self.file, self.size_bytes, self.base_offset, self.next_offset if end_offset is None else end_offset,
             self.index_interval_bytes, may_have_gaps=self.may_have_gaps, may_end_early=self.may_end_early,
-            epoch_max=epoch_max, proven=self.proven,
+            epoch_max=epoch_max, proven=self.proven, named=self.named_batches(),
         )  # fmt: skip
         findings.generation = self.generation
         return findings

@@ -10,9 +10,10 @@ index. Look-ups of older rows use a map of the file. Invariant: rows [0, rows_in
 from __future__ import annotations
 
 import logging
+import sys
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from struct import Struct
 from typing import Final
 
@@ -25,6 +26,7 @@ _SPILL_ROWS: Final = 512
 _KEEP_ROWS: Final = 64
 _OFFSET_ROW: Final = Struct(">ii")
 _TIME_ROW: Final = Struct(">qi")
+_COLUMN_MAX: Final = 2**31 - 1
 
 Row = tuple[int, int]
 
@@ -204,6 +206,10 @@ class SparseIndex:
         """The newest rows, which are in memory."""
         return list(zip(self._keys, self._values))
 
+    def copy_of_rows_in_memory(self) -> Iterator[Row]:
+        """`rows_in_memory` for another thread, without a tuple for each of hundreds of thousands."""
+        return zip(self._keys[:], self._values[:])
+
     def write_rows(self) -> int:
         """Write all rows to the file, without a sync, and keep only the newest in memory. The number written."""
         if self.is_rebuilt or not self._has_file:
@@ -283,6 +289,50 @@ class SparseIndex:
         if self._map is not None:
             self._map.close()
             self._map = None
+
+
+class NamedBatches:
+    """The (last offset, position) of the batches that an offset index names. Any thread may ask.
+
+    They are read at the first question, also from a file that `SparseIndex` refuses: of a damaged file, what is left.
+    No client can write a row. So a batch that a row names belongs to the log, and is not the payload of another one.
+    """
+
+    def __init__(self, disk: Disk, path: str, base_offset: int, in_memory: Iterable[Row]) -> None:
+        self._disk = disk
+        self._path = path
+        self._base_offset = base_offset
+        self._in_memory = in_memory
+        self._rows: array[int] | None = None
+
+    def __contains__(self, row: object) -> bool:
+        if self._rows is None:
+            self._rows = self._read()
+        assert isinstance(row, tuple)
+        packed = _packed_row(row[0] - self._base_offset, row[1])
+        at = bisect_left(self._rows, packed)
+        return packed > 0 and at < len(self._rows) and self._rows[at] == packed
+
+    def _read(self) -> array[int]:
+        try:
+            data = self._disk.read_file(self._path)
+        except FileNotFoundError:  # as of a segment that is appended to
+            data = b""
+        except OSError as error:
+            logger.warning("%s names no batch: %s", self._path, error)
+            data = b""
+        rows = array("Q", data[: len(data) - len(data) % _OFFSET_ROW.size])
+        if sys.byteorder == "little":
+            rows.byteswap()
+        base_offset = self._base_offset
+        rows.extend(_packed_row(last_offset - base_offset, position) for last_offset, position in self._in_memory)
+        return array("Q", sorted(rows))
+
+
+def _packed_row(relative_offset: int, position: int) -> int:
+    """A row of the offset index as the integer that its bytes are; 0, as of a page of zeros, for one that is none."""
+    is_row = 0 < relative_offset <= _COLUMN_MAX and 0 < position <= _COLUMN_MAX
+    return relative_offset << 32 | position if is_row else 0
 
 
 def offset_index(disk: Disk, path: str, base_offset: int, count: int = 0) -> SparseIndex:
