@@ -126,3 +126,15 @@ def test_without_an_index_the_whole_range_is_damaged(made: Logs) -> None:
     size, end = segment.size_bytes, segment.next_offset
     found = list(Examiner(segment.file.read_at, size, 0, end_offset=end).run())
     assert len([each for each in found if isinstance(each, WholeBatch)]) == PER_SEGMENT - 6
+
+
+def test_a_series_goes_on_past_a_batch_whose_records_alone_are_damaged(made: Logs) -> None:
+    """Its header begins where it must and leads to the next batch. It needs no index, which a kill may have taken."""
+    destroy(made, [3])
+    path = made.folder / made.files("*.log")[0]
+    data = bytearray(path.read_bytes())
+    data[9 * len(batch(2, value=VALUE)) - 3] ^= 8  # in the batch number 8
+    path.write_bytes(data)
+    segment = made.log.segments[0]
+    found = list(Examiner(segment.file.read_at, segment.size_bytes, 0, end_offset=segment.next_offset).run())
+    assert len([each for each in found if isinstance(each, WholeBatch)]) == PER_SEGMENT - 2

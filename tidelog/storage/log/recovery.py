@@ -247,17 +247,16 @@ def scan_segment(
     hidden_epochs: list[tuple[int, int]] = []
     epoch_max, offset_behind = behind
     edges = EpochEdges()
-    named = segment.named_batches()
+    examiner = Examiner(
+        segment.file.read_at, segment.size_bytes, segment.base_offset, end_offset=end_offset,
+        may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early, epoch_max=epoch_max,
+        filed_epoch=LeaderEpochs(filed_epochs).epoch_for_offset, named=segment.named_batches(),  # the old rows
+    )  # fmt: skip
     segment.begin_rebuild()
     segment.transaction_index.begin_rebuild()
     segment.next_offset = segment.base_offset
     damage: list[DamagedRange] = []
     rest: DamagedRange | None = None
-    examiner = Examiner(
-        segment.file.read_at, segment.size_bytes, segment.base_offset, end_offset=end_offset,
-        may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early, epoch_max=epoch_max,
-        filed_epoch=LeaderEpochs(filed_epochs).epoch_for_offset, named=named,
-    )  # fmt: skip
     for each in examiner.run():
         if isinstance(each, DamagedRange):
             if each.first_offset == each.end_offset and each.end_position == segment.size_bytes:
@@ -268,7 +267,7 @@ def scan_segment(
                 break
             logger.error("%s: %s", segment.path, describe(each))
             damage.append(each)
-            segment.next_offset = each.end_offset
+            segment.note_scanned_damage(each)
             transactions.note_damage(each, producers, segment.transaction_index)
             hidden_epochs += [entry for entry in filed_epochs if each.holds(entry[1])]
             continue
@@ -276,10 +275,7 @@ def scan_segment(
         end_position, leader_epoch = position + header.size_bytes, header.partition_leader_epoch
         edges.note((position, end_position, header.base_offset, header.next_offset, leader_epoch))
         marker = read_marker(batch, header) if header.is_control else None
-        is_behind_damage = bool(damage) and damage[-1].end_position == position
-        segment.note_scanned(
-            position, header.size_bytes, header.last_offset, header.max_timestamp, is_behind_damage=is_behind_damage
-        )
+        segment.note_scanned(position, header.size_bytes, header.last_offset, header.max_timestamp)
         for epoch, start_offset in hidden_epochs:
             if epochs.latest < epoch <= leader_epoch:
                 epochs.assign(epoch, start_offset)

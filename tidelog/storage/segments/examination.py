@@ -374,9 +374,8 @@ class Examiner:
         batch that could contain them.
         """
         position, expected, epoch = batch.position, batch.header.base_offset, self._epoch
-        following: WholeBatch | None = batch
-        while following is not None:
-            header = following.header
+        header: BatchHeader | None = batch.header
+        while header is not None:
             is_next = header.base_offset == expected or (self._may_have_gaps and header.base_offset > expected)
             if not is_next or header.partition_leader_epoch < epoch or header.last_offset > self._offset_max:
                 return position, False
@@ -389,8 +388,22 @@ class Examiner:
             if position >= self._size_bytes:
                 is_end = expected == self._end_offset or self._end_offset < 0 or self._may_end_early
                 return position, is_end
-            following = self._window.whole(position)
+            header = self._header_on(position, expected)
         return position, False
+
+    def _header_on(self, position: int, expected: int) -> BatchHeader | None:
+        """The header of the whole batch at `position`, or of one whose records are damaged.
+
+        The header of the latter is right if it begins at the expected offset and leads to a whole batch that continues.
+        """
+        batch = self._window.whole(position)
+        if batch is not None:
+            return batch.header
+        header = self._window.header(position)
+        if header is None or header.base_offset != expected:
+            return None
+        following = self._window.whole(position + header.size_bytes)
+        return header if following is not None and following.header.base_offset == header.next_offset else None
 
 
 class IndexRows:

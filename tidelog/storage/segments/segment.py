@@ -442,19 +442,21 @@ class Segment:
         self.transaction_index.settle()
         return True
 
-    def note_scanned(
-        self, position: int, size_bytes: int, last_offset: int, max_timestamp: int, *, is_behind_damage: bool = False
-    ) -> None:
+    def note_scanned(self, position: int, size_bytes: int, last_offset: int, max_timestamp: int) -> None:
         """Index a batch that a scan found in the file."""
         if max_timestamp > self.max_timestamp:
             self.max_timestamp = max_timestamp
             self.offset_of_max_timestamp = last_offset
-        is_due = is_behind_damage or self.bytes_since_index_row > self.index_interval_bytes
-        if is_due and position <= MAX_POSITION:
+        if self.bytes_since_index_row > self.index_interval_bytes and position <= MAX_POSITION:
             self._index(last_offset, position)
         if not position:
             self.set_first_batch_timestamp(max_timestamp)
         self.bytes_since_index_row += size_bytes
+
+    def note_scanned_damage(self, damage: DamagedRange) -> None:
+        """The first batch behind the damage has an index row, as in `Findings.note`."""
+        self.next_offset = damage.end_offset
+        self.bytes_since_index_row = self.index_interval_bytes + 1
 
     # Damage
 
