@@ -682,3 +682,15 @@ def test_bytes_behind_damage_that_follows_other_damage_are_found() -> None:
     gap, end = DamagedRange(20, 20, 7, 9, ""), DamagedRange(50, 50, 12, 13, "")
     ranges = (DamagedRange(10, 20, 5, 7, ""), gap, DamagedRange(20, 30, 9, 11, ""), end)
     assert [bytes_after(ranges, at) for at in (0, 9, 10, 19, 20, 29, 30, 50, 60)] == [0, 9, 30, 30, 30, 30, 30, 50, 60]
+
+
+def test_the_zeros_behind_the_records_of_a_preallocated_segment_are_passed_quickly() -> None:
+    """The search for a batch tried each of them: a start after a kill took 25 s of CPU for a segment of 1 GiB."""
+    zeros = bytes(1024 * 1024)
+    size_bytes = 256 * len(zeros)
+    began = process_time()
+    examiner = Examiner(lambda count, position: zeros[:count], size_bytes, 7)
+    [tail] = examiner.run()
+    assert isinstance(tail, DamagedRange)
+    assert (tail.position, tail.end_position, tail.first_offset) == (0, size_bytes, 7)
+    assert process_time() - began < 2, "trying each takes more than twice as long"

@@ -347,7 +347,7 @@ def is_zeros(segment: Segment, position: int) -> bool:
     """Whether the file has no other bytes from `position` on."""
     while position < segment.size_bytes:
         data = segment.file.read_at(1024 * 1024, position)
-        if not data or data.strip(b"\0"):
+        if not data or data != bytes(len(data)):  # to strip the zeros takes a hundred times as long
             return not data
         position += len(data)
     return True

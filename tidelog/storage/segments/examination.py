@@ -23,6 +23,7 @@ from tidelog.protocol.batches.record_batch import (
     HEADER_SIZE,
     LOG_OVERHEAD,
     MAGIC,
+    MAGIC_OFFSET,
     MIN_BATCH_LENGTH,
     BatchHeader,
 )
@@ -35,6 +36,7 @@ from tidelog.storage.segments.log_config import MAX_POSITION, MAX_RELATIVE_OFFSE
 _OLD_MESSAGE: Final = Struct(">qiIb")  # offset, size of what follows, CRC-32 of what follows it, format
 _OLD_MESSAGE_CRC_END: Final = 16
 _CHUNK_BYTES: Final = 1024 * 1024
+_MAGIC_BYTE: Final = bytes([MAGIC])
 _EPOCH_EDGES_MAX: Final = 1000
 _SEARCHED_CRC_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bound of the candidates in a search for the next whole batch. Records may hold bytes that look like batches."""
@@ -352,7 +354,9 @@ class Examiner:
             view = self._window.view(position, min(_CHUNK_BYTES, self._size_bytes - position))
             # A copy, because the check of a candidate may move the window.
             data = bytes(view[:_CHUNK_BYTES])
-            for match in pattern.finditer(data):
+            # Zeros, as behind the records of a preallocated segment, match all of the pattern but the magic byte.
+            begin, end = max(data.find(_MAGIC_BYTE) - MAGIC_OFFSET, 0), data.rfind(_MAGIC_BYTE) + 1
+            for match in pattern.finditer(data, begin, end):
                 at = position + match.start()
                 header = self._window.header(at) if at >= self._search_from else None
                 if header is None or not self._expected <= header.base_offset <= self._offset_max:
