@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,20 @@ class TestRolling:
         made.close()
         assert (made.folder / "00000000000000000001.log").stat().st_size < 700
         assert offsets_of(records_of(made.open())) == [0, 1]
+
+    @pytest.mark.parametrize("is_closed", [False, True])
+    def test_a_file_that_was_preallocated_is_trimmed_after_the_setting_has_changed(
+        self, logs: MakeLogs, is_closed: bool
+    ) -> None:
+        """The zeros stayed at the end of the closed segment, and counted as damage."""
+        made = logs(preallocate=True, segment_bytes=1000)
+        made.append(batch(1, value=b"x" * 600))
+        made.log.set_config(replace(made.config, preallocate=False))
+        if is_closed:
+            made.close()
+        else:
+            made.append(batch(1, value=b"x" * 600))
+        assert (made.folder / "00000000000000000000.log").stat().st_size < 700
 
 
 class TestReading:

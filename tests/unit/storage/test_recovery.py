@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -752,6 +753,23 @@ def test_a_kill_after_a_truncation_below_the_high_watermark_misses_no_records(
     assert not made.directory.shortened_logs
     assert not log.damaged_ranges()
     assert (log.log_end_offset, offsets_of(records_of(log))) == (2, [0, 1])
+
+
+@pytest.mark.parametrize("is_known_to_be_off", [False, True])
+def test_a_kill_after_preallocate_was_turned_off_misses_no_records(logs: MakeLogs, is_known_to_be_off: bool) -> None:
+    """The zeros of a segment that began before the change were called lost records, as if the log were shorter."""
+    made = logs(preallocate=True, segment_bytes=100_000)
+    made.append(*(batch() for _ in range(5)))
+    made.config = replace(made.config, preallocate=False)
+    if is_known_to_be_off:
+        made.log.set_config(made.config)
+        made.append(batch())
+    made.kill()
+    log = made.open(machine_ran_on=True)
+    assert not made.directory.shortened_logs
+    assert not log.damaged_ranges()
+    assert log.log_end_offset == 5 + is_known_to_be_off
+    assert log.size_bytes == (made.folder / f"{FIRST}.log").stat().st_size < 1000
 
 
 def test_an_index_of_transactions_that_a_truncation_emptied_goes_at_the_start_after_a_kill(logs: MakeLogs) -> None:

@@ -363,7 +363,9 @@ class _Loader:
         lost_bytes = active.size_bytes - tail.position
         if self.ending is Ending.KILLED and checkpoints.high_watermark - tail.first_offset <= lost_bytes:
             end_offset = checkpoints.high_watermark  # the lost bytes can hold this many records
-        is_preallocated = self.config.preallocate and is_zeros(active, tail.position)
+        # Also where `preallocate` was on until after the segment began: its file has the size of a full segment.
+        has_full_size = self.config.preallocate or active.size_bytes == self.config.segment_bytes
+        is_preallocated = has_full_size and is_zeros(active, tail.position)
         may_be_torn = self._explains_loss or is_preallocated
         if tail.first_offset < self._end_of_checkpoints() or (lost_bytes and not may_be_torn):
             logger.error(

@@ -337,7 +337,7 @@ class PartitionLog:
             active.may_end_early = False  # batches were appended up to the log end
         active.seal()
         self.durability.note_seal(active)
-        if self.config.preallocate:
+        if active.is_preallocated:
             active.trim()
         self.producers.end_offset = base_offset
         path = None if self.passes_damage else self.snapshots.take(self.producers, sync=False)
@@ -785,7 +785,7 @@ class PartitionLog:
         if active.seal():
             for path in active.paths()[1:]:
                 durability.note_path(path)
-        if self.config.preallocate:
+        if active.is_preallocated:
             active.trim()
         snapshot = None if self.passes_damage else self.snapshots.take(self.producers, sync=False)
         if snapshot is not None:

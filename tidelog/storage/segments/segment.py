@@ -61,8 +61,8 @@ class Segment:
         "_disk", "_file", "_loose_maps", "_map", "_max_offset_rows", "_max_time_rows", "_offset_index", "_time_index",
         "aged_to", "base_offset", "bytes_since_index_row", "created_ms", "damage", "directory", "filled",
         "findings", "first_batch_timestamp", "generation", "hints", "index_interval_bytes", "is_abandoned", "is_full",
-        "is_verified_of_old", "jitter_ms", "max_is_confirmed", "max_offset", "max_timestamp", "may_end_early",
-        "may_have_gaps", "next_offset", "offset_of_max_timestamp", "path", "proven", "recent_offsets",
+        "is_preallocated", "is_verified_of_old", "jitter_ms", "max_is_confirmed", "max_offset", "max_timestamp",
+        "may_end_early", "may_have_gaps", "next_offset", "offset_of_max_timestamp", "path", "proven", "recent_offsets",
         "recent_positions", "roll_above_now", "roll_above_timestamp", "segment_ms", "size_bytes", "suffix",
         "synced_bytes", "transaction_index", "unread", "verified_from", "verified_to", "warm_from", "write_at",
     )  # fmt: skip
@@ -107,7 +107,7 @@ class Segment:
         self.first_batch_timestamp = UNKNOWN if size_bytes else -1
         self.segment_ms, self.jitter_ms = config.segment_ms, jitter_ms
         self.roll_above_timestamp, self.roll_above_now = roll_limits(-1, created_ms, config.segment_ms, jitter_ms)
-        self.is_full = self.is_abandoned = False
+        self.is_full = self.is_preallocated = self.is_abandoned = False
         """The log does not use the segment any more; another log may have its path."""
         self.bytes_since_index_row = 0
         self.recent_offsets = array("q")
@@ -153,6 +153,7 @@ class Segment:
         segment._time_index = time_index(disk, segment.path_of(TIME_INDEX_SUFFIX), base_offset)
         if config.preallocate:
             segment.file.truncate(config.segment_bytes)
+            segment.is_preallocated = True
         return segment
 
     def __repr__(self) -> str:
