@@ -58,7 +58,7 @@ class Replica:
 
     def append(self, batches: memoryview, now_ms: int) -> None:
         for _, header in iter_headers(batches):
-            assert header.base_offset in (self.log.log_end_offset, self.explained)
+            assert header.base_offset == self.log.log_end_offset or header.base_offset <= self.explained
             self.taken.append(header.base_offset)
             self.log.log_end_offset = header.next_offset
 
@@ -105,6 +105,38 @@ async def test_what_a_replica_in_sync_has_is_taken_from_it_and_what_none_has_for
     replica = Replica({2: LACKS, 3: three + LACKS, 4: four + five + LACKS}, in_sync=(2, 3, 4))
     assert await replica.explains()
     assert replica.taken == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ([7, 9, 12, 15], [7, 9, 12, 15]),
+        ([7, 9, 11, 12, 15], [7, 9]),
+        ([7, 8, 9], []),
+        ([7], []),
+        (None, [7, 9, 12, 15]),
+    ],
+)
+async def test_the_gaps_behind_that_all_replicas_have_are_taken_with_the_first(
+    other: list[int] | None, expected: list[int]
+) -> None:
+    """A log has a gap before each batch: to ask about each took 20 ms, so a new replica was in sync after hours."""
+    leader, *others = (
+        DEAD if offsets is None else b"".join(bytes(batch(1, base_offset=offset)) for offset in offsets)
+        for offsets in ([7, 9, 12, 15], other)
+    )
+    replica = Replica({2: leader, 3: others[0]}, in_sync=(2,) if other is None else (2, 3))
+    await replica.explains()
+    assert (replica.taken, replica.explained) == (expected, expected[-1] if expected else 7)
+
+
+async def test_of_the_gaps_behind_none_is_taken_where_a_replica_outside_the_isr_has_the_records() -> None:
+    leader, other = (
+        b"".join(bytes(batch(1, base_offset=n)) for n in offsets) for offsets in ([7, 9, 12], [7, 8, 9, 12])
+    )
+    replica = Replica({2: leader, 3: other}, in_sync=(2,))
+    assert await replica.explains()
+    assert replica.taken == []
 
 
 @pytest.mark.parametrize("change", ["leads", "next leader", "moved on", "deleted"])
