@@ -104,39 +104,59 @@ async def test_what_a_replica_in_sync_has_is_taken_from_it_and_what_none_has_for
     three, four, five = (bytes(batch(1, base_offset=offset)) for offset in (3, 4, 5))
     replica = Replica({2: LACKS, 3: three + LACKS, 4: four + five + LACKS}, in_sync=(2, 3, 4))
     assert await replica.explains()
-    assert replica.taken == [3, 4, 5]
+    assert replica.taken == [3, 4, 5, 7]
+
+
+def records(*offsets: int) -> bytes:
+    return b"".join(bytes(batch(1, base_offset=offset)) for offset in offsets)
+
+
+THINNED = (7, 8, 10, 12, 15)
 
 
 @pytest.mark.parametrize(
-    ("other", "expected"),
+    ("others", "in_sync", "taken", "explained"),
     [
-        ([7, 9, 12, 15], [7, 9, 12, 15]),
-        ([7, 9, 11, 12, 15], [7, 9]),
-        ([7, 8, 9], []),
-        ([7], []),
-        (None, [7, 9, 12, 15]),
+        ([THINNED], (2,), [7, 8, 10, 12, 15], 15),
+        ([THINNED, THINNED], (2, 3), [7, 8, 10, 12, 15], 15),
+        ([THINNED, (8, 9, 15)], (2, 3), [7, 8, 9, 10, 12, 15], 15),
+        ([THINNED, (7, 10)], (2, 3), [7, 8, 10], 10),
+        ([THINNED, (7, 8, 9, 10, 12)], (2,), [7, 8], 7),
+        ([THINNED, (7, 10, 12)], (2,), [7, 8, 10, 12], 12),
+        ([(7, 8, 9, 10)], (2,), [7, 8, 9, 10], 7),
+        ([THINNED, None], (2,), [7, 8, 10, 12, 15], 15),
+    ],
+    ids=[
+        "leader",
+        "two",
+        "another one has more",
+        "shorter",
+        "outsider has more",
+        "outsider has less",
+        "one gap",
+        "dead",
     ],
 )
-async def test_the_gaps_behind_that_all_replicas_have_are_taken_with_the_first(
-    other: list[int] | None, expected: list[int]
+async def test_one_round_of_requests_explains_the_gaps_behind_too(
+    others: list[tuple[int, ...] | None], in_sync: tuple[int, ...], taken: list[int], explained: int
 ) -> None:
-    """A log has a gap before each batch: to ask about each took 20 ms, so a new replica was in sync after hours."""
-    leader, *others = (
-        DEAD if offsets is None else b"".join(bytes(batch(1, base_offset=offset)) for offset in offsets)
-        for offsets in ([7, 9, 12, 15], other)
-    )
-    replica = Replica({2: leader, 3: others[0]}, in_sync=(2,) if other is None else (2, 3))
+    """Each of them was asked for on its own: a follower of a topic that was compacted once needed hours for a million
+    of them. What the replicas in sync have is taken, up to where one of them is at its end, or another one has more.
+    """
+    answers = {2 + n: DEAD if offsets is None else records(*offsets) for n, offsets in enumerate(others)}
+    replica = Replica(answers, in_sync)
     await replica.explains()
-    assert (replica.taken, replica.explained) == (expected, expected[-1] if expected else 7)
+    assert (replica.taken, replica.explained, replica.asked) == (taken, explained, list(answers))
 
 
-async def test_of_the_gaps_behind_none_is_taken_where_a_replica_outside_the_isr_has_the_records() -> None:
-    leader, other = (
-        b"".join(bytes(batch(1, base_offset=n)) for n in offsets) for offsets in ([7, 9, 12], [7, 8, 9, 12])
-    )
-    replica = Replica({2: leader, 3: other}, in_sync=(2,))
-    assert await replica.explains()
-    assert replica.taken == []
+async def test_nothing_behind_the_gap_is_taken_where_a_replica_in_sync_has_not_come_that_far() -> None:
+    replica = Replica({2: records(*THINNED), 3: BEHIND}, (2, 3))
+    assert (await replica.explains(), replica.taken) == (True, [])
+
+
+async def test_nothing_is_taken_where_batches_overlap() -> None:
+    replica = Replica({2: LACKS, 3: bytes(batch(3, base_offset=1)) + LACKS}, (2, 3))
+    assert (await replica.explains(), replica.taken, replica.explained) == (False, [], 0)
 
 
 @pytest.mark.parametrize("change", ["leads", "next leader", "moved on", "deleted"])

@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from tidelog.broker.replicas.damaged_leaders import DamagedLeaders
+from tidelog.broker.replicas.gap_copies import GapCopy, merge
 from tidelog.broker.replicas.repair_queue import RepairQueue
 from tidelog.broker.replicas.whole_copies import ABSENT, Outcome, WholeCopies
-from tidelog.protocol.batches.record_batch import BatchHeader, iter_headers
+from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidelog.replication.ports import PeerUnreachable
@@ -64,7 +64,7 @@ REPAIR_COMMITTED_REPLICA_ID: Final = -2
 """Kafka's DEBUGGING_CONSUMER_ID: reads up to the high watermark and is not a follower."""
 FETCH_BYTES_MAX: Final = 1024 * 1024
 _GAP_FETCH_BYTES: Final = 64 * 1024
-"""Of an answer about a gap, which one turn of the loop compares with the others and appends."""
+"""Of an answer about a gap, which one turn of the loop merges with the others and appends."""
 FETCH_TIMEOUT_MS: Final = 5000
 PAUSE_S_MAX: Final = 5.0
 SPACE_PAUSE_S_MAX: Final = 30.0
@@ -526,63 +526,38 @@ class Repairs:
         leader has lost the records instead, they are needed.
         """
         log, leader_epoch = partition.log, partition.leader_epoch
-        while first_offset < end_offset:
-            answers: dict[int, bytes] = {}
-            batch = await self._first_after(partition, first_offset, end_offset, answers)
-            if partition.log is not log or partition.leads or partition.leader_epoch != leader_epoch:
+        copies = await self._copies_behind(partition, first_offset, end_offset)
+        if partition.log is not log or partition.leads or partition.leader_epoch != leader_epoch:
+            return
+        if copies is None or log.log_end_offset != first_offset or log.failure is not None:
+            return
+        # What lies behind the gap is taken, too, with the gaps in it: a log that was compacted has thousands of them.
+        data, gaps_below = merge(copies, first_offset, end_offset)
+        if not data:
+            if min(copy.base_offset for copy in copies) < end_offset:
+                logger.error("%s: the replicas have other batches at offset %d", partition, first_offset)
                 return
-            if batch is None or log.log_end_offset != first_offset or log.failure is not None:
-                return
-            source, base_offset, data = batch
-            if base_offset > first_offset:
-                logger.info("%s: every replica in sync lacks offsets %d to %d", partition, first_offset, base_offset)
-                log.explain_gaps(base_offset)
-            if base_offset >= end_offset:
-                self._take_common(partition, answers)
-                return
-            size_bytes = sum(header.size_bytes for _, header in iter_headers(data) if header.next_offset <= end_offset)
-            if not size_bytes:
-                logger.error("%s: broker %d has another batch at offset %d", partition, source, base_offset)
-                return
-            partition.append_as_follower(memoryview(bytearray(data[:size_bytes])), log.clock_ms)
+            gaps_below = end_offset
+        if gaps_below >= 0:
+            logger.info(
+                "%s: what is missing from %d to %d is in no replica in sync", partition, first_offset, gaps_below
+            )
+            log.explain_gaps(gaps_below)
+        if data:
+            partition.append_as_follower(memoryview(bytearray(data)), log.clock_ms)
             self._partitions.flushes.flush_if_due(partition)
             logger.info(
-                "%s: took offsets %d to %d, which the leader lacks, from broker %d",
-                partition, base_offset, log.log_end_offset, source,
-            )  # fmt: skip
-            first_offset = log.log_end_offset
+                "%s: took offsets %d to %d from the replicas in sync", partition, first_offset, log.log_end_offset
+            )
 
-    def _take_common(self, partition: Partition, answers: dict[int, bytes]) -> None:
-        """Take what the leader sends behind a gap, up to the first difference between the replicas that answered.
-
-        A log may have a gap before each batch. To ask about each one takes 20 ms, hours for a million of them.
-        """
-        assignment = self.assignment_of(partition)
-        data = b"" if assignment is None else answers.get(assignment.leader, b"")
-        headers = list(iter_headers(data))
-        count = len(headers)
-        for other in answers.values():
-            pairs = zip(headers, iter_headers(other), strict=False)
-            count = min(count, sum(1 for _ in takewhile(_have_same_offsets, pairs)))
-        if count > 1:  # the usual fetch takes a single one
-            position, last = headers[count - 1]
-            partition.log.explain_gaps(last.base_offset)
-            common = memoryview(bytearray(data[: position + last.size_bytes]))
-            partition.append_as_follower(common, partition.log.clock_ms)
-            self._partitions.flushes.flush_if_due(partition)
-
-    async def _first_after(
-        self, partition: Partition, first_offset: int, end_offset: int, answers: dict[int, bytes]
-    ) -> tuple[int, int, bytes] | None:
-        """The in-sync replica with the next records from `first_offset` on, their offset (`end_offset` at most), and
-        the records. None while an in-sync replica does not answer. `answers` gets the records of every replica that
-        counts.
+    async def _copies_behind(self, partition: Partition, first_offset: int, end_offset: int) -> list[GapCopy] | None:
+        """What the replicas have from `first_offset` on. None while an in-sync replica does not answer.
 
         A replica outside the ISR counts only if it answers with records. Without this exception two new replicas would
         wait for each other, and a replica that replaces a dead broker would wait for that broker. What only such a
         replica has is not taken, nor its lack accepted.
         """
-        batches: list[tuple[int, int, bytes]] = []
+        copies: list[GapCopy] = []
         for source in self.others(partition):
             try:
                 data = await self.fetch(
@@ -590,8 +565,7 @@ class Repairs:
                 )
                 is_in_sync = source in self.in_sync(partition)
                 if not data and is_in_sync and await self._lacks(partition, source, first_offset, end_offset):
-                    batches.append((source, end_offset, data))
-                    answers[source] = data
+                    copies.append(GapCopy(source, True, end_offset, data))
                     continue
                 if not data:
                     raise PeerUnreachable("it has not come that far yet")
@@ -600,17 +574,15 @@ class Repairs:
                 if source in self.in_sync(partition):
                     return None
                 continue
-            answers[source] = data
             base_offset = min(max(int.from_bytes(data[:8], "big"), first_offset), end_offset)
-            if source in self.in_sync(partition):
-                batches.append((source, base_offset, data))
-            elif base_offset < min((each[1] for each in batches), default=end_offset):
+            if not is_in_sync and base_offset < min((each.base_offset for each in copies), default=end_offset):
                 logger.error(
                     "%s-%d: the leader lacks offsets %d to %d, which broker %d has", partition.topic, partition.index,
                     first_offset, end_offset, source,
                 )  # fmt: skip
                 return None
-        return min(batches, key=lambda each: each[1], default=None)
+            copies.append(GapCopy(source, is_in_sync, base_offset, data))
+        return copies if any(copy.is_in_sync for copy in copies) else None
 
     async def _lacks(self, partition: Partition, source: int, first_offset: int, end_offset: int) -> bool:
         """Whether a replica in sync has no records from `first_offset` to `end_offset`, also not uncommitted ones. Its
@@ -775,8 +747,3 @@ class Repairs:
         if answer.error_code:
             raise KafkaError(ErrorCode.of(answer.error_code))
         return answer
-
-
-def _have_same_offsets(pair: tuple[tuple[int, BatchHeader], tuple[int, BatchHeader]]) -> bool:
-    (_, one), (_, other) = pair
-    return (one.base_offset, one.next_offset) == (other.base_offset, other.next_offset)
