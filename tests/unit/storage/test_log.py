@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
+import resource
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -586,6 +589,32 @@ class TestFlushing:
         assert not made.log.flush_due
         made.log.maintain(NOW + 1000)
         assert made.log.flush_due
+
+    @pytest.mark.parametrize("free", range(12))
+    def test_a_cut_with_few_descriptors_is_whole_or_may_be_tried_again(self, logs: MakeLogs, free: int):
+        """With one that was free it failed halfway, and the replica stayed offline until the next start."""
+        made = logs(segment_bytes=200)
+        made.append(*(batch(1, value=b"x" * 100) for _ in range(3)))
+        made.log.segments.release()
+        held: list[int] = []
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 50, hard))
+        try:
+            with suppress(OSError):
+                while True:
+                    held.append(os.open(os.devnull, os.O_RDONLY))
+            for _ in range(free):
+                os.close(held.pop())
+            with suppress(OSError):
+                made.log.truncate_to(1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for each in held:
+                os.close(each)
+        assert made.log.failure is None
+        made.log.truncate_to(1)
+        assert offsets_of(records_of(made.log)) == [0]
+        assert made.log.log_end_offset == 1
 
     @pytest.mark.parametrize("offset", [0, 2])
     def test_a_cut_for_which_there_are_no_descriptors_may_be_tried_again_if_nothing_was_cut(

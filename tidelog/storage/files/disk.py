@@ -31,6 +31,8 @@ _READ_LOCK_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0,
 _UNLOCK_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
 _WARM_STEP_BYTES = 512 * 1024
 _COPY_STEP_BYTES = 4 * 1024 * 1024
+_PROBED_FILES = 8
+"""A truncation has two open at once."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _MOUNTS_OF = ("/sys/fs/ext4", "/sys/fs/xfs")
@@ -59,8 +61,20 @@ def is_full(error: BaseException) -> bool:
 
 
 def probe_descriptors(disk: Disk, directory: str) -> None:
-    """Raises OSError if no file can be opened now. Call it before a change, so that this does not fail halfway."""
-    disk.list_directory(directory)
+    """Raises OSError unless a few files can be opened now. Call it before a change, so that this does not fail halfway.
+
+    One is not enough: the change has a segment open while it writes an index or a checkpoint, and threads open others.
+    """
+    name = next((each.name for each in disk.list_directory(directory) if each.name.endswith(".log")), None)
+    files: list[File] = []
+    try:
+        while name is not None and len(files) < _PROBED_FILES:
+            files.append(disk.open(f"{directory}/{name}"))
+    except FileNotFoundError:  # removed meanwhile, which says nothing of descriptors
+        pass
+    finally:
+        for file in files:
+            file.close()
 
 
 def _sync(sync: Callable[[int], None], descriptor: int) -> None:
