@@ -19,6 +19,8 @@ from tidelog.protocol.messages.describe_quorum import DescribeQuorumRequest
 from tidelog.replication.ports import Endpoint, PeerUnreachable
 from tidelog.replication.quorum import driver
 from tidelog.replication.quorum.driver import InconsistentVoters
+from tidelog.replication.quorum.raft.metadata_retention import MetadataRetention
+from tidelog.replication.quorum.raft.snapshot import SnapshotId
 
 
 async def _led_by_its_first(quorum: Quorum) -> Member:
@@ -145,6 +147,44 @@ def test_a_broker_that_meets_the_higher_epoch_of_another_quorum_leaves_with_one_
     assert "the controller at node:9002, which leads in epoch" in line.getMessage()
     assert "Stop it before this node starts again" in line.getMessage()
     assert not line.exc_info
+
+
+def test_a_broker_installs_no_snapshot_of_another_quorum_that_ends_below_what_is_committed(tmp_path: Path) -> None:
+    """Its metadata went back to that snapshot: it forgot the topics that were created since."""
+
+    async def run() -> None:
+        quorum = Quorum(tmp_path, {}, segment_bytes=1 << 14)
+        quorum.format_dynamic(2)
+        alone: dict[str, Any] = {"bootstrap_servers": [endpoint(2)], "retention": MetadataRetention(bytes_max=1 << 14)}
+        for _ in range(3):  # each start is another epoch
+            second = await Member(quorum, 2, **alone).start()
+            await until(lambda: second.raft.is_leader)  # noqa: B023
+            last = second.raft.append([b"x" * 600], 0)
+            if second.raft.raft.epoch < 3:
+                await second.stop()
+        for _ in range(50):
+            last = second.raft.append([b"x" * 600], 0)
+        await until(lambda: second.raft.high_watermark > last)
+        for end_offset in (20, last + 1):
+            identity = SnapshotId(end_offset, second.raft.raft.epoch)
+            second.raft.write_snapshot([], identity, 7, 8)
+            second.raft.snapshot_written(identity)
+        assert second.raft.log.start_offset == last + 1
+        await second.stop()
+        first = await _led_by_its_first(quorum)
+        broker = await Member(quorum, 3, can_vote=False, **SERVERS).start()
+        values = await committed(quorum, 200)
+        await until(partial(same_mark, broker, first))
+        end_offset = broker.raft.log.end_offset
+        assert end_offset > last + 1
+        await first.stop()
+        await Member(quorum, 2, **alone).start()
+        await until(lambda: [each for each in broker.listener.told if each[0] in ("failure", "snapshot")])
+        assert broker.listener.values == values
+        assert broker.raft.log.end_offset == end_offset
+        await stop_all(quorum)
+
+    asyncio.run(run())
 
 
 def test_a_node_answers_no_request_while_it_looks_for_another_quorum(

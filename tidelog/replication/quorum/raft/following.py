@@ -137,16 +137,22 @@ def on_fetch_answer(raft: RaftReplica, peer: Peer, ask: FetchAsk, answer: FetchA
     if answer.diverging is not None:
         state.leader_high_watermark = -1
         end_offset = truncation_point(raft, answer.diverging)
-        is_cut_by_damage = raft.lacks_records and raft.log.end_offset < raft.high_watermark
-        if end_offset < raft.high_watermark and not is_cut_by_damage:
-            raise _missing_at(peer, raft.epoch, end_offset, raft.high_watermark)
+        _check_committed(raft, peer, end_offset)
         raft.emit(Truncate(end_offset))
     elif answer.snapshot is not None:
+        _check_committed(raft, peer, answer.snapshot.end_offset)
         state.download = Download(answer.snapshot)
     else:
         if len(answer.records):
             raft.emit(AppendRecords(answer.records))
         state.leader_high_watermark = answer.high_watermark
+
+
+def _check_committed(raft: RaftReplica, leader: Peer, end_offset: int) -> None:
+    """Raises CommittedRecordsMissing if the log is to end there, or to begin anew, and loses committed records."""
+    is_cut_by_damage = raft.lacks_records and raft.log.end_offset < raft.high_watermark
+    if end_offset < raft.high_watermark and not is_cut_by_damage:
+        raise _missing_at(leader, raft.epoch, end_offset, raft.high_watermark)
 
 
 def _missing_at(leader: Peer, epoch: int, end_offset: int, high_watermark: int) -> CommittedRecordsMissing:
