@@ -167,6 +167,7 @@ class BrokerSide:
         self._hosting.set_unclean_leaders(self._unclean_leaders)
         self._upkeep = Upkeep(config, self.directories, partitions, loop, ports.clock_ms, run, ports.disk)
         partitions.on_shortage = self.close_files = self._upkeep.close_files
+        self._upkeep.after_shortage = (partitions.flushes.sync_short, self._hosting.host_short)
         self.cleaner = LogCleaner(
             self.directories,
             self._settings,

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from tests.patience import PATIENCE_S
-from tidelog.broker.replicas import upkeep
+from tests.patience import PATIENCE_S, until
+from tests.unit.broker.test_node import produce, produced
+from tidelog.broker.replicas import flushes, hosting, upkeep
 from tidelog.broker.replicas.upkeep import Upkeep
 from tidelog.client import NewTopic, TopicPartition
 from tidelog.client.sync import Admin, Consumer, Producer
+from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.storage.files.checkpoints import CLEAN_SHUTDOWN_FILE
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.testing import EmbeddedBroker
 
 LOGS = 180
@@ -48,6 +53,42 @@ async def test_the_files_of_all_logs_are_closed_and_not_again_before_a_pause(mon
         while logs[-1].releases < 2:
             await asyncio.sleep(0.01)
             looking.close_files()
+
+
+async def test_what_met_a_shortage_is_tried_again_as_soon_as_files_are_closed(
+    start_node: Any, make_batch: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second later the logs in use had opened theirs again, each time: new topics took no records for minutes."""
+    monkeypatch.setattr(upkeep, "FILES_PAUSE_S", 0.0)
+    for module in (hosting, flushes):
+        monkeypatch.setattr(module, "SHORTAGE_PAUSE_S", 600.0)
+    node = await start_node()
+    wire = await node.connect()
+    refused: list[str] = []
+
+    def short_until_files_are_closed(kind: type, operation: str) -> None:
+        operate = getattr(kind, operation)
+
+        def refuse(*arguments: Any) -> Any:
+            if operation in refused or getattr(arguments[0], "topic", "t") != "t":
+                return operate(*arguments)
+            raise OSError(errno.EMFILE, "simulated shortage", operation)
+
+        monkeypatch.setattr(kind, operation, refuse)
+
+    def close(self: Upkeep) -> Iterator[None]:
+        yield
+        refused[:] = ["create_log", "begin_flush"] if refused else ["create_log"]
+
+    monkeypatch.setattr(Upkeep, "_close_files_of_each", close)
+    short_until_files_are_closed(LogDirectory, "create_log")
+    short_until_files_are_closed(PartitionLog, "begin_flush")
+    await wire.create_topic("t")
+    await until(lambda: node.node._broker.partitions.find("t", 0) is not None)
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await wire.call(produce("t", make_batch(b"first")), 9, ProduceResponse)
+    assert produced(answer) == [(0, 0)]
+    assert refused == ["create_log", "begin_flush"]
 
 
 @pytest.fixture

@@ -156,6 +156,11 @@ class Flushes:
             self._loop.call_later(SHORTAGE_PAUSE_S, self._sync_again, partition)
         return True
 
+    def sync_short(self) -> None:
+        """Files were closed: sync what met a shortage, at once. Later the logs in use may have opened theirs again."""
+        for partition in list(self._short):
+            self._sync_again(partition)
+
     def _sync_again(self, partition: Partition) -> None:
         self._short.discard(partition)
         if self._is_hosted(partition) and not partition.offline:

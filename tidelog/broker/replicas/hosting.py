@@ -99,6 +99,7 @@ class Hosting:
         self._new_logs_in_turn = self._roles_in_turn = 0
         self._turn_began_s = 0.0
         self._deferred_partitions: dict[tuple[bytes, int], None] = {}
+        self._after_shortage: asyncio.TimerHandle | None = None
         self._deferred_roles: dict[tuple[bytes, int], None] = {}
         if fetchers is not None:
             partitions.flushes.on_flushed = fetchers.resume
@@ -177,7 +178,7 @@ class Hosting:
         self._resume_moves()
         self._has_started = True
         if self._deferred_partitions:
-            self._loop.call_later(SHORTAGE_PAUSE_S, self._apply_deferred)
+            self._after_shortage = self._loop.call_later(SHORTAGE_PAUSE_S, self._apply_deferred)
         self._set_throttle_rates()
 
     def _resume_moves(self) -> None:
@@ -260,6 +261,7 @@ class Hosting:
             except OSError as error:  # a shortage, which passes, and is no failure of the directory
                 logger.error("cannot create %s-%d now: %s", topic.name, index, error)
                 self._defer(topic, index, SHORTAGE_PAUSE_S)
+                self._partitions.on_shortage()
                 return
         if partition is not None:
             self._roles_in_turn += 1
@@ -289,15 +291,22 @@ class Hosting:
         """Defer a new replica to the loop's next turns: thousands of new logs would delay the heartbeats."""
         if self._has_started and not self._deferred_partitions:
             if pause_s:
-                self._loop.call_later(pause_s, self._apply_deferred)
+                self._after_shortage = self._loop.call_later(pause_s, self._apply_deferred)
             else:
                 self._loop.call_soon(self._apply_deferred)
         self._deferred_partitions[topic.topic_id, index] = None
+
+    def host_short(self) -> None:
+        """Files were closed: host what met a shortage, before the logs in use have opened theirs again."""
+        if self._after_shortage is not None:
+            self._after_shortage.cancel()
+            self._apply_deferred()
 
     def _apply_deferred(self) -> None:
         """Apply the newest image to as many deferred partitions as one turn may create."""
         if self._is_closed:
             return  # the logs and moves of those that are left stay for the next start
+        self._after_shortage = None
         self._begin_turn()
         waiting, self._deferred_partitions = self._deferred_partitions, {}
         for topic_id, index in list(islice(waiting, NEW_LOGS_PER_TURN_MAX)):

@@ -95,6 +95,8 @@ class Upkeep:
         self._looks_again = False
         self._is_expiring = False
         self._is_closing_files = False
+        self.after_shortage: tuple[Callable[[], None], ...] = ()
+        """They try what met a shortage again. Called when `close_files` is done, before others open their files."""
         self._doomed: dict[LogDirectory, list[str]] = {}
         self._removals: dict[LogDirectory, _Removal] = {}
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
@@ -272,6 +274,8 @@ class Upkeep:
     def _files_closed(self, error: Exception | None) -> None:
         if error is not None:
             logger.error("the files of the logs could not be closed", exc_info=error)
+        for try_again in self.after_shortage:
+            try_again()
         self._loop.call_later(FILES_PAUSE_S, self._may_close_files)
 
     def _may_close_files(self) -> None:
