@@ -73,7 +73,7 @@ class ClientConfig:
     security_protocol: str = _choice("PLAINTEXT", "PLAINTEXT")
     """Only `PLAINTEXT` so far."""
     request_timeout_ms: int = _number(30_000, 1)
-    """The time that a broker has for one response."""
+    """The time that a broker has for one response. While a large one arrives, the time for its next 64 KiB."""
     default_api_timeout_ms: int = _number(60_000, 1)
     """The time that a call may take, with all its attempts, when it has no limit of its own."""
     retries: int = _number(_INT32_MAX)

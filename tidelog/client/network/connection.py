@@ -3,7 +3,8 @@
 Here: bytes, correlation ids, ApiVersions, the request timeout. Not here: the choice of the broker
 and retries (`cluster`). Invariants: responses arrive in the order of the requests, and a response
 out of order ends the connection. No frame larger than `max_frame_bytes` is read. At most
-`MAX_IN_FLIGHT` requests are unanswered. After `close` every request has a response or an error.
+`MAX_IN_FLIGHT` requests are unanswered. No timeout ends the connection while a large answer goes on
+arriving. After `close` every request has a response or an error.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ UNREAD_BYTES = 2 * 1024 * 1024
 """What the system takes in while the program decodes: a whole answer of Tidelog's brokers. It takes in as much of any
 connection that was busy for a while.
 """
+ARRIVING_BYTES = 64 * 1024
+"""So many more bytes of an answer within a request timeout show that a slow link still brings it."""
 _CORRELATION_MASK = 0x7FFFFFFF
 _CORRELATION_ID_START = 8
 _INT32 = Struct(">i")
@@ -81,7 +84,7 @@ def response_header_version(response: type[Message], version: int) -> int:
 class _PendingRequest:
     """One request that waits for its response."""
 
-    __slots__ = ("correlation_id", "deadline", "future", "read", "response", "version")
+    __slots__ = ("correlation_id", "deadline", "future", "read", "response", "timeout_s", "version")
 
     def __init__(
         self,
@@ -90,6 +93,7 @@ class _PendingRequest:
         version: int,
         future: asyncio.Future[Message] | ResponseCallback,
         deadline: float,
+        timeout_s: float,
         read: FrameReader | None,
     ) -> None:
         self.correlation_id = correlation_id
@@ -97,6 +101,7 @@ class _PendingRequest:
         self.version = version
         self.future = future
         self.deadline = deadline
+        self.timeout_s = timeout_s
         self.read = read
 
 
@@ -167,6 +172,8 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_buffers = FrameBuffers()
         self._large: memoryview | None = None
         self._large_filled = 0
+        self._large_filled_at_check = 0
+        self._large_grew_s = 0.0
 
     # -- callbacks of asyncio
 
@@ -204,8 +211,11 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         if self._large is not None:
             self._large_filled += count
+            self._large_grew_s = self._loop.time()
             if self._large_filled == len(self._large):
                 frame, self._large = self._large, None
+                if self._large_filled_at_check:
+                    self._extend_deadlines()
                 self._handle_frame(frame)
             return
         self._end += count
@@ -231,6 +241,8 @@ class Connection(asyncio.BufferedProtocol):
                 # Read into a separate buffer: record batches may remain views of it.
                 self._large = self._frame_buffers.take(size)
                 self._large_filled = self._end - frame_start
+                self._large_filled_at_check = 0
+                self._large_grew_s = self._loop.time()
                 self._large[: self._large_filled] = buffer[frame_start : self._end]
                 self._start = self._end = 0
                 return
@@ -405,8 +417,11 @@ class Connection(asyncio.BufferedProtocol):
         future: Any,
         read: FrameReader | None,
     ) -> None:
-        deadline = self.last_used + timeout_ms / 1000
-        self._pending.append(_PendingRequest(self._correlation_id, response, version, future, deadline, read))
+        timeout_s = timeout_ms / 1000
+        deadline = self.last_used + timeout_s
+        self._pending.append(
+            _PendingRequest(self._correlation_id, response, version, future, deadline, timeout_s, read)
+        )
         if self._timer is None or deadline < self._timer_due_s:
             self._start_timer(deadline)
 
@@ -509,6 +524,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _check_deadlines(self) -> None:
         self._timer = None
+        if self._is_answer_arriving():
+            self._extend_deadlines()
         now_s = self._loop.time()
         expired = [pending for pending in self._pending if pending.deadline <= now_s]
         for pending in expired:
@@ -522,6 +539,22 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(ErrorCode.NETWORK_EXCEPTION, f"{self.address} was given up: it did not answer in time")
         elif self._pending:
             self._start_timer(min(pending.deadline for pending in self._pending))
+
+    def _is_answer_arriving(self) -> bool:
+        """Whether a large answer has grown enough since the last look."""
+        if self._large is None or self._large_filled - self._large_filled_at_check < ARRIVING_BYTES:
+            return False
+        self._large_filled_at_check = self._large_filled
+        return True
+
+    def _extend_deadlines(self) -> None:
+        """Count each timeout from the last bytes of a large answer that arrives slowly.
+
+        A request for the same bytes over the same slow link would not be answered in time either: the client would
+        connect and fetch without end. Later answers wait behind this one.
+        """
+        for pending in self._pending:
+            pending.deadline = max(pending.deadline, self._large_grew_s + pending.timeout_s)
 
     def close(self) -> None:
         """Close after written bytes have left.
