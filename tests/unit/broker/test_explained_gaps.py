@@ -14,7 +14,7 @@ import pytest
 from tests.patience import until
 from tests.unit.storage.batches import batch
 from tidelog.broker.replicas.repairs import REPAIR_REPLICA_ID, Repairs
-from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.protocol.batches.record_batch import check_crc, iter_headers
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
 from tidelog.replication.controller.metadata.image import PartitionImage
@@ -57,8 +57,9 @@ class Replica:
         self.explained = end_offset
 
     def append(self, batches: memoryview, now_ms: int) -> None:
-        for _, header in iter_headers(batches):
+        for at, header in iter_headers(batches):
             assert header.base_offset == self.log.log_end_offset or header.base_offset <= self.explained
+            assert check_crc(batches, at, header)
             self.taken.append(header.base_offset)
             self.log.log_end_offset = header.next_offset
 
@@ -111,6 +112,7 @@ def records(*offsets: int) -> bytes:
     return b"".join(bytes(batch(1, base_offset=offset)) for offset in offsets)
 
 
+DAMAGED = records(7)[:-1] + b"?"
 THINNED = (7, 8, 10, 12, 15)
 
 
@@ -157,6 +159,22 @@ async def test_nothing_behind_the_gap_is_taken_where_a_replica_in_sync_has_not_c
 async def test_nothing_is_taken_where_batches_overlap() -> None:
     replica = Replica({2: LACKS, 3: bytes(batch(3, base_offset=1)) + LACKS}, (2, 3))
     assert (await replica.explains(), replica.taken, replica.explained) == (False, [], 0)
+
+
+@pytest.mark.parametrize("others", [(2, 3), (3, 2)])
+@pytest.mark.parametrize(
+    ("behind", "taken", "explained"), [(records(7), [3, 4, 7, 8], 7), (DAMAGED, [3, 4], 3)], ids=["one", "all"]
+)
+async def test_a_damaged_copy_keeps_no_sound_one_away(
+    others: tuple[int, ...], behind: bytes, taken: list[int], explained: int
+) -> None:
+    """The follower refused all that was merged, after the gaps behind it were explained: it then took the batches of
+    the leader without the records before them that another replica in sync has, or waited without end.
+    """
+    answers = {2: behind + records(8), 3: records(3, 4) + DAMAGED + records(8)}
+    replica = Replica({each: answers[each] for each in others}, (2, 3))
+    await replica.explains()
+    assert (replica.taken, replica.explained) == (taken, explained)
 
 
 @pytest.mark.parametrize("change", ["leads", "next leader", "moved on", "deleted"])

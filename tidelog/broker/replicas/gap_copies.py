@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.protocol.batches.record_batch import check_crc, iter_headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,12 +46,16 @@ class _Cursor:
             self.position, self.header = following
         return self.header.base_offset
 
+    def is_sound(self) -> bool:
+        return self.header is not None and check_crc(self.copy.data, self.position, self.header)
+
 
 def merge(copies: Sequence[GapCopy], first_offset: int, end_offset: int) -> tuple[bytes, int]:
     """The records from `first_offset` on that a replica in sync has, as far as each copy reaches.
 
     Returns also the offset below which all replicas in sync have gaps; -1 without one. `end_offset`: of the leader's
-    gap. The records end before a batch that only a replica outside the ISR has, and before one that overlaps another.
+    gap. The records end before a batch that only a replica outside the ISR has, one that overlaps another, and one that
+    is damaged in all copies: the whole answer would be refused.
     """
     cursors = [_Cursor(copy) for copy in copies if copy.data]
     reaches_behind_gap = all(copy.data for copy in copies)
@@ -62,10 +66,12 @@ def merge(copies: Sequence[GapCopy], first_offset: int, end_offset: int) -> tupl
         base_offset = min(base_offsets)
         if base_offset < offset:  # a copy has ended, or batches overlap
             break
-        nearest = next(each for each, begin in zip(cursors, base_offsets) if begin == base_offset)
-        header = nearest.header
-        assert header is not None
-        if not nearest.copy.is_in_sync or (header.next_offset > end_offset and not reaches_behind_gap):
+        there = (each for each, begin in zip(cursors, base_offsets) if begin == base_offset and each.is_sound())
+        nearest = next(there, None)
+        header = None if nearest is None else nearest.header
+        if nearest is None or header is None or not nearest.copy.is_in_sync:
+            break
+        if header.next_offset > end_offset and not reaches_behind_gap:
             break
         if base_offset > offset:
             gaps_below = base_offset
