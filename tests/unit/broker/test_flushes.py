@@ -130,6 +130,21 @@ async def test_a_flush_that_fails_or_whose_partition_is_gone_leaves_no_other_one
     assert not host._waiting
 
 
+async def test_what_meets_a_shortage_is_tried_at_the_same_rate_for_as_long_as_it_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each time that files were closed it got one more timer: after minutes the loop did little else."""
+    partition, timers = Partition(), [Mock() for _ in range(6)]
+    error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    monkeypatch.setattr(partition.log, "begin_flush", Mock(side_effect=error))
+    loop = Mock(call_later=Mock(side_effect=timers))
+    host: Any = Flushes(loop, lambda _: None, lambda: 0, lambda: 0.0, lambda each: True, Mock(), lambda *_: None)
+    host.flush(partition)
+    for _ in range(5):
+        host.sync_short()
+    assert [each.cancel.called for each in timers] == [True] * 5 + [False]
+
+
 async def test_partitions_that_always_have_records_let_the_others_be_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next flush of each began before those that waited, for as long as records came to it during its flushes."""
     monkeypatch.setattr(flushes, "UNDER_WAY_MAX", 2)

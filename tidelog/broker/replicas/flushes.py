@@ -67,7 +67,7 @@ class Flushes:
         # By log directory, so that a slow device does not hold up the flushes of others.
         self._count_of: dict[str, int] = {}  # of those under way
         self._waiting: dict[str, dict[Partition, None]] = {}
-        self._short: set[Partition] = set()  # to sync again after a shortage
+        self._short: dict[Partition, asyncio.TimerHandle] = {}  # to sync again after a shortage
         self._is_closing = False
 
     def flush_if_due(self, partition: Partition) -> None:
@@ -151,9 +151,8 @@ class Flushes:
             return False
         if partition not in self._short:
             logger.error("cannot sync %s-%d now: %s", partition.topic, partition.index, error)
-            self._short.add(partition)
+            self._short[partition] = self._loop.call_later(SHORTAGE_PAUSE_S, self._sync_again, partition)
             self.on_shortage()
-            self._loop.call_later(SHORTAGE_PAUSE_S, self._sync_again, partition)
         return True
 
     def sync_short(self) -> None:
@@ -162,7 +161,7 @@ class Flushes:
             self._sync_again(partition)
 
     def _sync_again(self, partition: Partition) -> None:
-        self._short.discard(partition)
+        self._short.pop(partition).cancel()  # otherwise each retry that fails leaves one more timer
         if self._is_hosted(partition) and not partition.offline:
             self.flush_if_due(partition)
 
