@@ -5,6 +5,9 @@ say that they lack them, too, and remembered.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -12,14 +15,16 @@ from unittest.mock import Mock
 import pytest
 
 from tests.patience import until
-from tests.unit.storage.batches import batch
+from tests.unit.storage.batches import NOW, Logs, batch
 from tidelog.broker.replicas.repairs import REPAIR_REPLICA_ID, Repairs
 from tidelog.protocol.batches.record_batch import check_crc, iter_headers
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
 from tidelog.replication.controller.metadata.image import PartitionImage
 from tidelog.replication.ports import Endpoint, PeerUnreachable
+from tidelog.storage.log import explained_gaps
 from tidelog.storage.segments.append import UnexplainedGap
+from tidelog.storage.segments.log_config import LogConfig
 
 TOPIC_ID = b"t" * 16
 LACKS = bytes(batch(1, base_offset=7))
@@ -40,8 +45,9 @@ class Replica:
         self.explained = 0
         self.taken: list[int] = []
         self.log = SimpleNamespace(
-            damaged_ranges=list, explain_gaps=self.explain, log_end_offset=2, clock_ms=0, failure=None
-        )
+            damaged_ranges=list, explain_gaps=self.explain, log_end_offset=2, clock_ms=0, failure=None,
+            gaps_explained_below=0, log_start_offset=0,
+        )  # fmt: skip
         self.partition: Any = Mock(topic="t", index=0, topic_id=TOPIC_ID, log=self.log, offline=False, leads=False)
         self.partition.append_as_follower = self.append
         placed = PartitionImage((1, *answers), in_sync, in_sync[0])
@@ -161,6 +167,13 @@ async def test_nothing_is_taken_where_batches_overlap() -> None:
     assert (await replica.explains(), replica.taken, replica.explained) == (False, [], 0)
 
 
+async def test_a_log_that_starts_inside_a_batch_takes_the_whole_batch() -> None:
+    """DeleteRecords had moved the start there: a new follower waited for the batch, which the leader lacks."""
+    replica = Replica({2: LACKS, 3: bytes(batch(3, base_offset=1)) + LACKS}, (2, 3))
+    replica.log.log_start_offset = replica.log.log_end_offset
+    assert (await replica.explains(), replica.taken) == (True, [1, 7])
+
+
 @pytest.mark.parametrize("others", [(2, 3), (3, 2)])
 @pytest.mark.parametrize(
     ("behind", "taken", "explained"), [(records(7), [3, 4, 7, 8], 7), (DAMAGED, [3, 4], 3)], ids=["one", "all"]
@@ -175,6 +188,32 @@ async def test_a_damaged_copy_keeps_no_sound_one_away(
     replica = Replica({each: answers[each] for each in others}, (2, 3))
     await replica.explains()
     assert (replica.taken, replica.explained) == (taken, explained)
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["files can be written", "full"])
+async def test_the_gaps_of_records_that_could_not_be_appended_are_not_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    """Once the volume had space, the follower took the leader's batches without the records before them."""
+    made = Logs(tmp_path, LogConfig())
+    made.append(batch(2))
+    replica = Replica({2: records(7, 9), 3: records(3, 4, 7, 9)}, (2, 3))
+    replica.partition.log = made.log
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def append(batches: memoryview, now_ms: int) -> None:
+        if is_full:
+            monkeypatch.setattr(explained_gaps, "replace_file", Mock(side_effect=full))
+        raise full
+
+    replica.partition.append_as_follower = append
+    with pytest.raises(OSError, match=full.strerror):
+        await replica.repairs._explain(replica.partition, 2, 7)
+    monkeypatch.undo()
+    with pytest.raises(UnexplainedGap):
+        made.log.append_as_follower(batch(1, base_offset=7, leader_epoch=0), NOW)
+    made.close()
+    assert made.open().gaps_explained_below == 2 or is_full
 
 
 @pytest.mark.parametrize("change", ["leads", "next leader", "moved on", "deleted"])

@@ -50,12 +50,15 @@ class _Cursor:
         return self.header is not None and check_crc(self.copy.data, self.position, self.header)
 
 
-def merge(copies: Sequence[GapCopy], first_offset: int, end_offset: int) -> tuple[bytes, int]:
+def merge(
+    copies: Sequence[GapCopy], first_offset: int, end_offset: int, *, is_empty: bool = False
+) -> tuple[bytes, int]:
     """The records from `first_offset` on that a replica in sync has, as far as each copy reaches.
 
     Returns also the offset below which all replicas in sync have gaps; -1 without one. `end_offset`: of the leader's
-    gap. The records end before a batch that only a replica outside the ISR has, one that overlaps another, and one that
-    is damaged in all copies: the whole answer would be refused.
+    gap. `is_empty`: the first batch may begin before `first_offset`, as a log may start inside a batch. The records end
+    before a batch that only a replica outside the ISR has, one that overlaps another, and one that is damaged in all
+    copies: the whole answer would be refused.
     """
     cursors = [_Cursor(copy) for copy in copies if copy.data]
     reaches_behind_gap = all(copy.data for copy in copies)
@@ -64,7 +67,7 @@ def merge(copies: Sequence[GapCopy], first_offset: int, end_offset: int) -> tupl
     while cursors:
         base_offsets = [cursor.skip_to(offset) for cursor in cursors]
         base_offset = min(base_offsets)
-        if base_offset < offset:  # a copy has ended, or batches overlap
+        if base_offset < (0 if is_empty and not pieces else offset):  # a copy has ended, or batches overlap
             break
         there = (each for each, begin in zip(cursors, base_offsets) if begin == base_offset and each.is_sound())
         nearest = next(there, None)

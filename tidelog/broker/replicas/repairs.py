@@ -30,6 +30,7 @@ from tidelog.replication.truncation import compacted_below
 from tidelog.storage.files.disk import is_full
 from tidelog.storage.log.damage_behind import begin_segment_at_damage
 from tidelog.storage.log.damaged_end import move_damaged_end
+from tidelog.storage.log.explained_gaps import forget_gaps_behind
 from tidelog.storage.log.gap_scan import GapScan
 from tidelog.storage.log.repair import (
     CopyRefused,
@@ -532,19 +533,25 @@ class Repairs:
         if copies is None or log.log_end_offset != first_offset or log.failure is not None:
             return
         # What lies behind the gap is taken, too, with the gaps in it: a log that was compacted has thousands of them.
-        data, gaps_below = merge(copies, first_offset, end_offset)
+        is_empty = log.log_start_offset == log.log_end_offset
+        data, gaps_below = merge(copies, first_offset, end_offset, is_empty=is_empty)
         if not data:
             if min(copy.base_offset for copy in copies) < end_offset:
                 logger.error("%s: the replicas have other batches at offset %d", partition, first_offset)
                 return
             gaps_below = end_offset
+        explained_below = log.gaps_explained_below
         if gaps_below >= 0:
             logger.info(
                 "%s: what is missing from %d to %d is in no replica in sync", partition, first_offset, gaps_below
             )
             log.explain_gaps(gaps_below)
         if data:
-            partition.append_as_follower(memoryview(bytearray(data)), log.clock_ms)
+            try:
+                partition.append_as_follower(memoryview(bytearray(data)), log.clock_ms)
+            except BaseException:  # as of a full volume: the leader's next batches would be taken without these
+                forget_gaps_behind(log, max(explained_below, log.log_end_offset))
+                raise
             self._partitions.flushes.flush_if_due(partition)
             logger.info(
                 "%s: took offsets %d to %d from the replicas in sync", partition, first_offset, log.log_end_offset

@@ -74,6 +74,13 @@ def explain_gaps(log: LogWithGaps, end_offset: int, *, sync: bool) -> None:
     _write(log, max(end_offset, log.gaps_explained_below), sync=sync)
 
 
+def forget_gaps_behind(log: LogWithGaps, end_offset: int) -> None:
+    """The batches behind `end_offset` could not be appended: the gaps between them explain no others there."""
+    if end_offset < log.gaps_explained_below:
+        log.gaps_explained_below = end_offset  # also where there is no space for the file
+        _write_if_possible(log, end_offset)
+
+
 def accept_gap(log: LogWithGaps, segment: Segment, damage: DamagedRange) -> None:
     """The offsets of `damage`, between two batches or at the segment's end, are missing in all replicas."""
     segment.may_have_gaps = True
