@@ -90,6 +90,32 @@ async def test_an_answer_that_arrives_slowly_is_awaited_and_those_behind_it_too(
     assert not connection.closed
 
 
+async def test_an_answer_behind_another_large_one_has_a_timeout_of_its_own() -> None:
+    connection, clock = connect()
+    first, second = fetch(connection), fetch(connection)
+    clock.advance(TIMEOUT_S * 0.95)
+    frame = framed(2, BODY)
+    receive(connection, framed(1, BODY) + frame[: ARRIVING_BYTES // 2])
+    clock.advance(TIMEOUT_S * 0.1)
+    assert first.done()
+    receive(connection, frame[ARRIVING_BYTES // 2 :])
+    assert len(second.result().responses[0].partitions[0].records or b"") == SIZE_BYTES
+    assert not connection.closed
+
+
+async def test_an_answer_that_never_begins_is_given_up_a_timeout_after_the_one_before_it() -> None:
+    connection, clock = connect()
+    _, second = fetch(connection), fetch(connection)
+    clock.advance(TIMEOUT_S * 0.9)
+    receive(connection, framed(1, BODY))
+    clock.advance(TIMEOUT_S * 0.9)
+    assert not second.done()
+    clock.advance(TIMEOUT_S * 0.2)
+    with pytest.raises(KafkaError) as caught:
+        second.result()
+    assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+
+
 async def test_an_answer_that_stops_is_given_up_a_timeout_after_its_last_bytes() -> None:
     connection, clock = connect()
     answer = fetch(connection)

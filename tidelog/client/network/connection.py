@@ -214,8 +214,7 @@ class Connection(asyncio.BufferedProtocol):
             self._large_grew_s = self._loop.time()
             if self._large_filled == len(self._large):
                 frame, self._large = self._large, None
-                if self._large_filled_at_check:
-                    self._extend_deadlines()
+                self._extend_deadlines()
                 self._handle_frame(frame)
             return
         self._end += count
@@ -548,10 +547,10 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def _extend_deadlines(self) -> None:
-        """Count each timeout from the last bytes of a large answer that arrives slowly.
+        """Count each timeout from the last bytes of a large answer that goes on arriving, or has ended.
 
         A request for the same bytes over the same slow link would not be answered in time either: the client would
-        connect and fetch without end. Later answers wait behind this one.
+        connect and fetch without end. Later answers wait behind this one, and begin when it has ended.
         """
         for pending in self._pending:
             pending.deadline = max(pending.deadline, self._large_grew_s + pending.timeout_s)
