@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -180,3 +181,18 @@ async def test_other_tasks_run_between_polls_that_return_buffered_records() -> N
                 assert await reading.poll(max_records=1)
             beside.cancel()
             assert turns >= 5
+
+
+async def test_polls_with_a_time_limit_of_zero_around_them_return_buffered_records() -> None:
+    async with FakeCluster(t=1) as cluster:
+        fill(cluster, "t", 0, 60)
+        async with consumer(cluster, "t") as reading:
+            assert await reading.poll(PATIENCE_S * 1000, max_records=1)
+            found = 0
+            for _ in range(20):
+                time.sleep(0.004)  # noqa: ASYNC251 - as a program that handles the records
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0):
+                        found += bool(await reading.poll(0, max_records=1))
+                await asyncio.sleep(0)
+            assert found >= 5

@@ -434,8 +434,10 @@ class Consumer:
         assert self._position_lookup is not None
         lookup = self._position_lookup
         if began_s >= self._next_yield_s:
-            await asyncio.sleep(0)  # before records are taken: a call that is cancelled here loses none
-            self._next_yield_s = loop.time() + _HOLD_S_MAX
+            try:
+                await asyncio.sleep(0)  # before records are taken: a call that is cancelled here loses none
+            finally:  # with a time limit of zero around it each call is cancelled here
+                self._next_yield_s = loop.time() + _HOLD_S_MAX
         self._rewind()
         self.positions_before_take = {}
         while True:
