@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.storage.batches import Logs, batch, offsets_of, records_of
 from tests.unit.storage.test_damage import batches_of, copy_of, repair, served
-from tests.unit.storage.test_embedded_batches import look
+from tests.unit.storage.test_embedded_batches import look, repair_all
 from tidelog.storage.files.disk import OsDisk
 from tidelog.storage.segments.examination import Examiner, WholeBatch
 from tidelog.storage.segments.sparse_index import NamedBatches, offset_index
@@ -64,6 +64,22 @@ def test_the_rebuilt_index_names_a_batch_behind_each_damage(made: Logs, ending: 
     assert set(served(log)) == set(range(end)) - lost
     lost |= destroy(made, [5])
     assert set(served(look(made, ending))) == set(range(end)) - lost
+
+
+def test_whole_batches_are_served_where_a_repair_has_moved_them(made: Logs) -> None:
+    """Another replica has the end of a range. The rows of the index are those of the shorter file."""
+    copy, end = copy_of(made), made.log.log_end_offset
+    lost = destroy(made, [3, 4, 10, 16])
+    log = look(made, "while it is open")
+    segment, damaged = log.damaged_ranges()[0]
+    work = log.repair_of(segment, damaged, from_offset=8)
+    work.accept(memoryview(copy[8]))
+    check = work.finish()
+    check.run()
+    assert log.finish_repair(check)
+    assert set(served(log)) == set(range(end)) - lost | {8, 9}
+    repair_all(log, copy)
+    assert offsets_of(records_of(log)) == list(range(end))
 
 
 @pytest.mark.parametrize("state", ["missing", "zeros", "cut", "garbage in the middle"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tidelog.protocol.batches.crc import crc32c
@@ -30,6 +30,7 @@ from tidelog.storage.segments.examination import Findings, ProvenBatches, examin
 from tidelog.storage.segments.log_config import MAX_POSITION
 from tidelog.storage.segments.reader import header_at, headers, position_of, walk
 from tidelog.storage.segments.segment import Segment
+from tidelog.storage.segments.sparse_index import MovedBatches
 
 if TYPE_CHECKING:
     from tidelog.storage.files.disk import Disk
@@ -633,7 +634,7 @@ class RepairCheck:
                     self._start = self._begins_at
                     self._write_anew(self._copy)
                 return
-            self._examine(self._file, self.size_bytes)  # the file may also have become shorter than it was
+            self._examine(self._file, self.size_bytes, self._named)  # the file may also have become shorter than it was
         except OSError as error:
             self.error = error
 
@@ -648,9 +649,10 @@ class RepairCheck:
             if self._is_end_part and self.segment.may_have_gaps and position <= self._begins_at:
                 position = _write(file, memoryview(PLACE_OF_THE_REST), position)
             position = _write(file, memoryview(copy), position)
+            named = MovedBatches(self._named, self._start, self._end, position)
             position = self._copy_bytes(file, position, self._end, self.size_bytes)
             file.sync()
-            self._examine(file, position)
+            self._examine(file, position, named)
             self.is_written_anew = True
         finally:
             file.close()
@@ -666,12 +668,12 @@ class RepairCheck:
             source += len(data)
         return position
 
-    def _examine(self, file: File, size_bytes: int) -> None:
+    def _examine(self, file: File, size_bytes: int, named: Container[tuple[int, int]]) -> None:
         segment = self.segment
         self.findings = examine(
             file, size_bytes, segment.base_offset, self._end_offset, segment.index_interval_bytes,
             may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early, epoch_max=self._epoch_max,
-            proven=self.proven, named=self._named,
+            proven=self.proven, named=named,
         )  # fmt: skip
 
     def unpin(self) -> None:

@@ -329,6 +329,26 @@ class NamedBatches:
         return array("Q", sorted(rows))
 
 
+class MovedBatches:
+    """The batches that an index names, in a file that was written anew.
+
+    Those before `start` are where they were. What was at `source` is at `position` now, with all behind it.
+    """
+
+    def __init__(self, named: NamedBatches, start: int, source: int, position: int) -> None:
+        self._named = named
+        self._start = start
+        self._position = position
+        self._moved_by = position - source
+
+    def __contains__(self, row: object) -> bool:
+        assert isinstance(row, tuple)
+        last_offset, position = row
+        if position < self._start:
+            return row in self._named
+        return position >= self._position and (last_offset, position - self._moved_by) in self._named
+
+
 def _packed_row(relative_offset: int, position: int) -> int:
     """A row of the offset index as the integer that its bytes are; 0, as of a page of zeros, for one that is none."""
     is_row = 0 < relative_offset <= _COLUMN_MAX and 0 < position <= _COLUMN_MAX
