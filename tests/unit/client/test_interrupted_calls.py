@@ -6,7 +6,9 @@ The client and its other calls go on: no lock stays taken, no record waits for a
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -115,6 +117,43 @@ def test_no_interrupt_of_a_callback_leaves_the_loop_to_wait_for_it() -> None:
         if not was_interrupted:
             break
     assert step >= 30
+    thread.stop()
+
+
+def test_a_callback_that_two_threads_see_is_run_by_one_of_them_and_the_next_one_is_not_lost(monkeypatch: Any) -> None:
+    thread, caller, main = LoopThread(), CallerThread(), threading.current_thread()
+    begun, released = threading.Event(), threading.Event()
+    other = threading.Thread(target=caller._run_next)
+
+    class Calls(deque[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            call = super().__getitem__(index)
+            if threading.current_thread() is main and not begun.is_set():
+                other.start()  # the other thread takes this call before the main thread goes on
+                assert begun.wait(PATIENCE_S)
+            return call
+
+    def slow() -> int:
+        begun.set()
+        released.wait(PATIENCE_S)
+        return 1
+
+    async def begin() -> list[asyncio.Task[int]]:
+        tasks = [asyncio.create_task(caller.run(slow)), asyncio.create_task(caller.run(int, 2))]
+        await asyncio.sleep(0)
+        return tasks
+
+    async def outcomes(tasks: list[asyncio.Task[int]]) -> list[int]:
+        async with asyncio.timeout(PATIENCE_S):
+            return await asyncio.gather(*tasks)
+
+    monkeypatch.setattr(caller, "_calls", Calls())
+    tasks = thread.run(begin())
+    caller._run_next()
+    caller._run_next()
+    released.set()
+    other.join(PATIENCE_S)
+    assert thread.run(outcomes(tasks)) == [1, 2]
     thread.stop()
 
 

@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from tidelog.client.sync.loop_call import LoopCall
@@ -22,7 +23,7 @@ Result = TypeVar("Result")
 class _Call:
     """One callback, with the future that gets its result on the loop."""
 
-    __slots__ = ("_arguments", "_error", "_function", "_future", "_has_begun", "_loop", "_result")
+    __slots__ = ("_arguments", "_claim", "_error", "_function", "_future", "_has_begun", "_loop", "_result")
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self._function = function
@@ -30,11 +31,22 @@ class _Call:
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[Any] = self._loop.create_future()
         self._has_begun = False
+        self._claim: dict[str, object] = {}
         self._result: Any = None
         self._error: Exception | None = RuntimeError("the listener was interrupted")
 
     async def outcome(self) -> Any:
         return await self._future
+
+    def claim(self, runner: object) -> bool:
+        """Whether this runner is the one of the call, now or by an earlier claim. In one step, for several threads."""
+        return self._claim.setdefault("runner", runner) is runner
+
+    def is_claimed_by(self, runner: object) -> bool:
+        return self._claim.get("runner") is runner
+
+    def give_up(self) -> None:
+        self._claim.clear()
 
     def run(self) -> None:
         """An interrupt leaves an outcome, if the callback has begun."""
@@ -103,20 +115,27 @@ class CallerThread:
             self._run_next()
 
     def _run_next(self) -> None:
-        call: _Call | None = None
+        """Run the first call, unless another thread runs it.
+
+        The call stays in the queue until it is claimed: behind `popleft()` an interrupt, by Ctrl-C for example, would
+        lose it, and all later calls of the client would wait for it.
+        """
+        call, runner = None, object()
         try:
-            # Without a call: behind `popleft()` an interrupt, by Ctrl-C for example, would lose the callback, and all
-            # later calls of the client would wait for it.
-            call = self._calls[0]
-            del self._calls[0]
+            with suppress(IndexError):  # another thread has taken it
+                call = self._calls[0]
+            if call is None or not call.claim(runner):
+                return
+            self._calls.remove(call)
             self._callback_state.is_active = True
             call.run()
             call.end()
-        except BaseException as error:
-            if call is not None and not call.end():
-                self._calls.appendleft(call)  # for the next thread that waits
-                self.threads.wake()
-            if not isinstance(error, IndexError):  # another thread has taken it
-                raise
+        except BaseException:
+            if call is not None and call.is_claimed_by(runner) and not call.end():
+                if call not in self._calls:
+                    self._calls.appendleft(call)
+                call.give_up()
+                self.threads.wake()  # for the next thread that waits
+            raise
         finally:
             self._callback_state.is_active = False
