@@ -121,19 +121,6 @@ def test_payload_is_not_taken_for_batches_where_the_first_records_are_destroyed_
     assert (made.folder / made.files("*.log")[0]).read_bytes() == whole
 
 
-@pytest.mark.parametrize("preallocate", [False, True])
-@pytest.mark.parametrize("payload", PAYLOAD)
-def test_the_zeros_of_a_preallocated_segment_are_its_end(logs: MakeLogs, payload: str, preallocate: bool) -> None:
-    """After a kill payload was served, and the records behind it were not, because no batch reached the file's end."""
-    made = logs(preallocate=preallocate, segment_bytes=3 * 1024 * 1024)
-    made.append(*[batch(2) for _ in range(BEFORE)], batch(COUNT, value=forged(payload)), *[batch(2) for _ in range(3)])
-    made.directory.write_checkpoints()
-    destroy(made, BEFORE * len(batch(2)), HEADER_SIZE + 20)
-    log = look(made, "after a kill")
-    assert list(served(log)) == [each for each in range(END + 6) if not FIRST <= each < END]
-    assert not made.directory.shortened_logs
-
-
 def flush_with_its_end() -> memoryview:
     """The value of the last record's last header is the end of the batch: what it holds leads to the next batch."""
     inner = bytes(batch(COUNT - 2, value=b"FORGED", base_offset=FIRST + 2, leader_epoch=0))

@@ -87,7 +87,6 @@ class _Window:
         self.size_bytes = size_bytes
         self._chunk = memoryview(b"")
         self._start = 0
-        self._zeros_begin = -1
 
     def view(self, position: int, size_bytes: int) -> memoryview:
         """The bytes from `position`, at least `size_bytes` of them unless the file ends before."""
@@ -138,20 +137,6 @@ class _Window:
                 if not is_cut:
                     break
         return position + end
-
-    def zeros_begin(self) -> int:
-        """Where the zeros at the file's end begin, as behind the records of a preallocated segment."""
-        if self._zeros_begin < 0:
-            end = self.size_bytes
-            while end > 0:
-                start = max(0, end - _CHUNK_BYTES)
-                data = self._read_at(end - start, start)
-                if data != bytes(len(data)):
-                    end = start + len(data.rstrip(b"\0"))
-                    break
-                end = start
-            self._zeros_begin = end
-        return self._zeros_begin
 
 
 class Examiner:
@@ -389,8 +374,8 @@ class Examiner:
     def _follow(self, batch: WholeBatch) -> tuple[int, bool]:
         """The end of the contiguous batches from `batch` on, and whether they are the log's.
 
-        They are if the index names one of them, if they reach the end of the segment or the zeros there, or if they are
-        longer than a batch that could contain them.
+        They are if the index names one of them, if they reach the end of the segment, or if they are longer than a
+        batch that could contain them.
         """
         position, expected, epoch = batch.position, batch.header.base_offset, self._epoch
         header: BatchHeader | None = batch.header
@@ -404,7 +389,7 @@ class Examiner:
             epoch = header.partition_leader_epoch
             if position - batch.position > _EMBEDDED_BYTES_MAX:
                 return position, True
-            if position >= self._window.zeros_begin():
+            if position >= self._size_bytes:
                 is_end = expected == self._end_offset or self._end_offset < 0 or self._may_end_early
                 return position, is_end
             header = self._header_on(position, expected)
