@@ -219,3 +219,15 @@ def test_payload_is_not_served_from_a_compacted_topic(logs: MakeLogs) -> None:
         for record in iter_records(region)
     ]
     assert b"FORGED" not in values
+
+
+def test_payload_at_the_end_of_the_last_batch_is_not_the_end_of_the_segment(logs: MakeLogs) -> None:
+    """The last byte of a batch is a zero. With zeros for the end, what is whole before this batch was not served."""
+    made = logs()
+    made.append(*[batch(2) for _ in range(BEFORE + 5)])
+    made.append(batch(2, value=bytes(batch(1, value=b"FORGED", base_offset=FIRST + 11, leader_epoch=0))))
+    made.directory.write_checkpoints()
+    for number in (BEFORE, BEFORE + 5):
+        destroy(made, number * len(batch(2)), HEADER_SIZE + 20)
+    log = look(made, "while it is open")
+    assert list(served(log)) == [*range(FIRST), *range(FIRST + 2, FIRST + 10)]

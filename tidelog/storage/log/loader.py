@@ -311,7 +311,7 @@ class _Loader:
             log_end_offset,
             recovery_point,
             lacks_producers,
-            self.gaps_explained_below,
+            min(self.gaps_explained_below, log_end_offset),  # the records behind may have been lost since
             self.scanned_bytes,
             self.cut_bytes,
             tuple(self.filed_epochs),
