@@ -311,7 +311,7 @@ class _Loader:
             log_end_offset,
             recovery_point,
             lacks_producers,
-            min(self.gaps_explained_below, log_end_offset),  # the records behind may have been lost since
+            self.gaps_explained_below,
             self.scanned_bytes,
             self.cut_bytes,
             tuple(self.filed_epochs),
