@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.client.fake_broker import FakeCluster
 from tests.unit.client.test_consumer import consumer, fill, until
-from tidelog import NewTopic, TopicPartition
+from tidelog import Consumer, NewTopic, TopicPartition
 from tidelog.client import sync
 from tidelog.client.consuming.completed_fetch import CompletedFetch
 from tidelog.client.consuming.subscription import PartitionState, Subscription
@@ -48,6 +48,14 @@ def walks(subscription: Subscription, monkeypatch: pytest.MonkeyPatch) -> _Walks
     return counted
 
 
+async def walks_of_polls(consuming: Consumer, monkeypatch: pytest.MonkeyPatch) -> float:
+    """How often `POLLS` polls for one record look at all partitions."""
+    counted = walks(consuming._subscription, monkeypatch)
+    for _ in range(POLLS):
+        assert await consuming.poll(5000, max_records=1)
+    return counted.count
+
+
 async def test_a_poll_for_one_record_does_not_look_at_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeCluster(t=len(PARTITIONS)) as cluster:
         for partition in PARTITIONS:
@@ -55,10 +63,7 @@ async def test_a_poll_for_one_record_does_not_look_at_all_partitions(monkeypatch
         async with consumer(cluster) as consuming:
             consuming.assign(PARTITIONS)
             assert await consuming.poll(5000, max_records=1)
-            counted = walks(consuming._subscription, monkeypatch)
-            for _ in range(POLLS):
-                assert await consuming.poll(5000, max_records=1)
-            assert counted.count < POLLS, "a fetch may look at all, and there are a few"
+            assert await walks_of_polls(consuming, monkeypatch) < POLLS, "a fetch may look at all, and there are a few"
 
 
 async def test_a_broker_that_leads_no_partition_any_more_does_not_make_a_poll_look_at_all(
@@ -77,10 +82,7 @@ async def test_a_broker_that_leads_no_partition_any_more_does_not_make_a_poll_lo
             consuming.assign([partition for partition in PARTITIONS if metadata.leader(partition) == 1])
             await until(lambda: not nodes[2].in_flight)
             assert await consuming.poll(5000, max_records=1)
-            counted = walks(consuming._subscription, monkeypatch)
-            for _ in range(POLLS):
-                assert await consuming.poll(5000, max_records=1)
-            assert counted.count < POLLS, "a fetch may look at all, and there are a few"
+            assert await walks_of_polls(consuming, monkeypatch) < POLLS, "a fetch may look at all, and there are a few"
 
 
 async def test_a_partition_without_a_leader_does_not_make_a_poll_look_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,10 +95,9 @@ async def test_a_partition_without_a_leader_does_not_make_a_poll_look_at_all(mon
             for partition in PARTITIONS:
                 consuming.seek(partition, 0)
             assert await consuming.poll(5000, max_records=1)
-            counted = walks(consuming._subscription, monkeypatch)
-            for _ in range(POLLS):
-                assert await consuming.poll(5000, max_records=1)
-            assert counted.count < POLLS / 2, "a fetch may look at all, and there are a few"
+            assert await walks_of_polls(consuming, monkeypatch) < POLLS / 2, (
+                "a fetch may look at all, and there are a few"
+            )
             cluster.move_leader("t", len(PARTITIONS) - 1, 1)
             await until(lambda: consuming.lag(PARTITIONS[-1]) is not None, consuming)
 

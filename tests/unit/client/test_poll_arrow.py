@@ -110,7 +110,8 @@ async def test_a_close_ends_a_call_that_imports_pyarrow(monkeypatch: pytest.Monk
             assert (await polling).num_rows == 0
 
 
-async def test_a_call_does_not_wait_for_the_loops_beyond_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def held_load(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The loops are loaded when this event is set."""
     may_end = threading.Event()
     load = columnar.load_kernel
 
@@ -119,6 +120,11 @@ async def test_a_call_does_not_wait_for_the_loops_beyond_its_timeout(monkeypatch
         load()
 
     monkeypatch.setattr(columnar, "load_kernel", wait_and_load)
+    return may_end
+
+
+async def test_a_call_does_not_wait_for_the_loops_beyond_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = held_load(monkeypatch)
     async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as reading:
         fill(cluster, "t", 0, 5)
         async with asyncio.timeout(PATIENCE_S):
@@ -134,14 +140,7 @@ async def test_loads_that_wait_for_one_another_leave_the_threads_of_the_loop_fre
     """Six consumers that waited for one compilation held all of them: names were not looked up, and a call of
     `poll_arrow` with 20 ms took as long as the compilation.
     """
-    may_end = threading.Event()
-    load = columnar.load_kernel
-
-    def wait_and_load() -> None:
-        assert may_end.wait(PATIENCE_S)
-        load()
-
-    monkeypatch.setattr(columnar, "load_kernel", wait_and_load)
+    may_end = held_load(monkeypatch)
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(1))
     async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as first, consumer(cluster, "t") as second:

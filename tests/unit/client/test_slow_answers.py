@@ -62,6 +62,12 @@ def fetch(connection: Connection) -> asyncio.Future[FetchResponse]:
     return connection.send(FetchRequest(), FetchResponse, 4, TIMEOUT_S * 1000)
 
 
+def assert_timed_out(answer: asyncio.Future[FetchResponse]) -> None:
+    with pytest.raises(KafkaError) as caught:
+        answer.result()
+    assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+
+
 def framed(correlation_id: int, body: bytes) -> bytes:
     return (len(body) + 4).to_bytes(4, "big") + correlation_id.to_bytes(4, "big") + body
 
@@ -111,9 +117,7 @@ async def test_an_answer_that_never_begins_is_given_up_a_timeout_after_the_one_b
     clock.advance(TIMEOUT_S * 0.9)
     assert not second.done()
     clock.advance(TIMEOUT_S * 0.2)
-    with pytest.raises(KafkaError) as caught:
-        second.result()
-    assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+    assert_timed_out(second)
 
 
 async def test_an_answer_that_stops_is_given_up_a_timeout_after_its_last_bytes() -> None:
@@ -124,9 +128,7 @@ async def test_an_answer_that_stops_is_given_up_a_timeout_after_its_last_bytes()
     clock.advance(TIMEOUT_S * 0.9)
     assert not answer.done()
     clock.advance(TIMEOUT_S * 0.2)
-    with pytest.raises(KafkaError) as caught:
-        answer.result()
-    assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+    assert_timed_out(answer)
     assert connection.closed
 
 
@@ -140,7 +142,5 @@ async def test_an_answer_that_trickles_is_given_up() -> None:
         if connection.closed:
             break
         receive(connection, frame[2 * ARRIVING_BYTES + second :][:1])
-    with pytest.raises(KafkaError) as caught:
-        answer.result()
-    assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+    assert_timed_out(answer)
     assert connection.closed

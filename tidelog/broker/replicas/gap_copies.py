@@ -15,13 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GapCopy:
-    """The committed records of replica `source` from the first offset of a gap on.
+    """The committed records of one replica from the first offset of a gap on.
 
     `base_offset`: of the first one, at most the end of the gap. Without `data` the replica lacks the whole gap, and
     what it has behind is not known.
     """
 
-    source: int
     is_in_sync: bool
     base_offset: int
     data: bytes
@@ -69,8 +68,8 @@ def merge(
         base_offset = min(base_offsets)
         if base_offset < (0 if is_empty and not pieces else offset):  # a copy has ended, or batches overlap
             break
-        there = (each for each, begin in zip(cursors, base_offsets) if begin == base_offset and each.is_sound())
-        nearest = next(there, None)
+        sound = (each for each, begin in zip(cursors, base_offsets) if begin == base_offset and each.is_sound())
+        nearest = next(sound, None)
         header = None if nearest is None else nearest.header
         if nearest is None or header is None or not nearest.copy.is_in_sync:
             break

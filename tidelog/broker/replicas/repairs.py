@@ -572,7 +572,7 @@ class Repairs:
                 )
                 is_in_sync = source in self.in_sync(partition)
                 if not data and is_in_sync and await self._lacks(partition, source, first_offset, end_offset):
-                    copies.append(GapCopy(source, True, end_offset, data))
+                    copies.append(GapCopy(True, end_offset, data))
                     continue
                 if not data:
                     raise PeerUnreachable("it has not come that far yet")
@@ -588,7 +588,7 @@ class Repairs:
                     first_offset, end_offset, source,
                 )  # fmt: skip
                 return None
-            copies.append(GapCopy(source, is_in_sync, base_offset, data))
+            copies.append(GapCopy(is_in_sync, base_offset, data))
         return copies if any(copy.is_in_sync for copy in copies) else None
 
     async def _lacks(self, partition: Partition, source: int, first_offset: int, end_offset: int) -> bool:

@@ -146,7 +146,7 @@ class LogDirectory:
         self._on_metadata_loss: Callable[[], None] = lambda: None
         self.on_loss: Callable[[], None] = lambda: None
         """Called before such a truncation. After it this node must not claim its earlier broker epoch."""
-        self.has_present: Callable[[str, int], bool] = lambda *_: False  # then a future log is only a copy
+        self.has_present: Callable[[str, int], bool] = lambda *_: False  # (topic, partition): its future log is a copy
         self.clean_broker_epoch = -1 if marker is None else decode_clean_shutdown(marker)
         """The broker epoch of the clean shutdown (KIP-966); -1 if it was not clean, or if the epoch is unknown."""
         if self.was_clean:
