@@ -370,16 +370,21 @@ def test_an_interrupt_while_the_thread_starts_leaves_no_thread(monkeypatch):
     started: list[threading.Thread] = []
     start = threading.Thread.start
 
-    def start_and_interrupt(thread: threading.Thread) -> None:
+    def start_and_note(thread: threading.Thread) -> None:
         start(thread)
         started.append(thread)
+
+    def start_and_interrupt(function: Callable[[], None], arguments: tuple[()]) -> None:
+        run_in_threads(partial(function, *arguments))
         raise Interrupt
 
-    monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+    monkeypatch.setattr(threading.Thread, "start", start_and_note)
+    monkeypatch.setattr(loop_thread, "start_new_thread", start_and_interrupt)
     with pytest.raises(Interrupt):
         LoopThread()
-    started[0].join(PATIENCE_S)
-    assert not started[0].is_alive()
+    (thread,) = [each for each in started if each.name == "tidelog-client"]
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("client", [sync.Producer, sync.Consumer, sync.Admin])
@@ -634,6 +639,54 @@ def test_no_interrupt_of_the_first_call_leaves_a_loop(monkeypatch, is_dropped: b
         if not reached:
             break
     assert step > 20
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # of a call that had not begun
+def test_an_interrupt_of_the_first_call_is_raised_as_it_is(monkeypatch):
+    """Between two lines of `Thread.start` it became "release unlocked lock", or left a thread that never ran."""
+    loops = note_loops(monkeypatch)
+    for step in count():
+        client = Client()
+        reached = interrupted_at(step, partial(client._run, partial(asyncio.sleep, 0)))
+        client._close_with(client.work)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not all(loop.is_closed() for loop in loops) and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        assert all(loop.is_closed() for loop in loops), f"step {step}"
+        if not reached:
+            break
+    assert step > 20
+
+
+def test_an_interrupt_of_a_close_is_raised_where_the_thread_ends_at_that_moment(monkeypatch):
+    """`Thread.join` then releases a lock that the end of the thread has released."""
+    join_thread = threading.Thread.join
+
+    def join_and_interrupt(thread: threading.Thread, timeout: float | None = None) -> None:
+        join_thread(thread, timeout)
+        try:
+            raise Interrupt
+        finally:
+            threading.Lock().release()
+
+    thread = LoopThread()
+    monkeypatch.setattr(threading.Thread, "join", join_and_interrupt)
+    with pytest.raises(Interrupt):
+        thread.stop()
+
+
+def test_what_keeps_the_thread_from_being_made_is_raised_by_the_call_and_not_kept(monkeypatch):
+    client = Client()
+
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as context:
+        context.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            client._run(lambda: number(1))
+    assert client._run(lambda: number(2)) == 2
+    client._close_with(client.work)
 
 
 def test_what_keeps_a_loop_from_being_made_is_raised_by_the_call_and_not_kept(monkeypatch):

@@ -13,6 +13,7 @@ import os
 import threading
 import warnings
 import weakref
+from _thread import start_new_thread
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from sys import is_finalizing
@@ -84,7 +85,7 @@ class LoopThread:
         """The last task of the loop."""
         self._thread = threading.Thread(target=self._run, name="tidelog-client", daemon=True)
         try:
-            self._thread.start()
+            start_new_thread(self._start, ())
             self._begin_waiters.wait(lambda: self._has_begun)
         except BaseException:  # an interrupt, for example
             if publish is None:
@@ -97,6 +98,21 @@ class LoopThread:
         if self._begin_error is not None:
             raise self._begin_error
 
+    def _start(self) -> None:
+        """In a thread for this alone. An interrupt of `Thread.start` releases a lock that the new thread has, or leaves
+        a lock taken, and the new thread never runs.
+        """
+        try:
+            self._thread.start()
+        except BaseException as error:
+            self._fail_begin(error)
+            self._begin_waiters.wake()
+
+    def _fail_begin(self, error: BaseException) -> None:
+        self._is_stopped = True
+        self._begin_error = error
+        self._has_begun = True
+
     def _begin(self) -> None:
         """In the new thread. It keeps no reference to the owner: that may be dropped."""
         publish, self._publish = self._publish, None
@@ -108,8 +124,7 @@ class LoopThread:
                 self._is_stopped = True
                 self.loop.close()
         except BaseException as error:  # no descriptor is left, for example
-            self._is_stopped = True
-            self._begin_error = error
+            self._fail_begin(error)
         self._has_begun = True
         self._begin_waiters.wake()
 
@@ -168,7 +183,11 @@ class LoopThread:
         RuntimeError. An interrupt ends the wait for that, and nothing else.
         """
         self.stop_soon(last_call)
-        self._thread.join()
+        try:
+            self._thread.join()
+        except RuntimeError as error:
+            # An interrupt of `join` releases a lock, which the thread may have released by then.
+            raise error.__context__ or error from None
         if self._end is not None and self._end.done():
             self._end.result()
 
