@@ -23,6 +23,7 @@ from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError, join_some
 from tidelog.protocol.messages.metadata import MetadataResponseTopic
+from tidelog.spark_ingest.connecting import connect
 from tidelog.spark_ingest.java_pattern import compile_java_pattern
 from tidelog.spark_ingest.options import EARLIEST, LATEST, OffsetBound, SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange
@@ -68,8 +69,7 @@ def resolve_ranges(options: SourceOptions) -> ResolvedRanges:
 
 
 async def _resolve(options: SourceOptions) -> ResolvedRanges:
-    cluster = Cluster(options.consumer)
-    await cluster.start()
+    cluster = await connect(options.consumer, options.consumer.default_api_timeout_ms)
     try:
         edges = await _edges_of_batch(cluster, options)
     finally:

@@ -391,7 +391,7 @@ class StreamDriver:
                 # Another look finds what is there without a topic that is gone. All brokers have confirmed a
                 # MissingPartition.
                 is_passing = error.retriable and not isinstance(error, MissingPartition)
-                if not is_passing or self._cluster is None or loop.time() + wait_s > deadline:
+                if not is_passing or loop.time() + wait_s > deadline:
                     raise
                 logger.warning("the cluster is asked again: %s", error)
                 await asyncio.sleep(wait_s)

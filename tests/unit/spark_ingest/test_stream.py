@@ -477,6 +477,29 @@ def test_an_outage_ends_a_stream_when_its_time_is_up(node, new_topic, monkeypatc
     assert len(attempts) > 1
 
 
+@pytest.mark.parametrize("step", ["initial_offset", "prepare_for_available_now"])
+@pytest.mark.parametrize("failures", [2, None])
+def test_a_stream_that_starts_while_no_broker_answers_waits_for_one(node, new_topic, monkeypatch, step, failures):
+    topic, real, attempts = new_topic(5), Cluster.start, []
+
+    async def start(cluster):
+        attempts.append(1)
+        if failures is None or len(attempts) <= failures:
+            raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "no broker reached")
+        await real(cluster)
+
+    monkeypatch.setattr(Cluster, "start", start)
+    limit = {} if failures else {"kafka.default.api.timeout.ms": "500"}
+    with driver(node, subscribe=topic, startingOffsets="earliest", **limit) as stream:
+        if failures is None:
+            with pytest.raises(KafkaError, match="no broker reached"):
+                getattr(stream, step)()
+            assert len(attempts) > 1
+        else:
+            getattr(stream, step)()
+            assert stream.latest_offset(stream.initial_offset()) == {topic: {"0": 5}}
+
+
 def test_a_commit_that_fails_later_is_a_warning_and_the_stream_goes_on(node, new_topic, monkeypatch, caplog):
     topic = new_topic(5)
     real, errors = offsets_module.commit_offsets, [ErrorCode.NONE, ErrorCode.GROUP_AUTHORIZATION_FAILED]
