@@ -264,6 +264,47 @@ def test_close_does_not_wait_for_records_that_cannot_be_committed(topic, cluster
     assert all(isinstance(future.exception(0), KafkaError) for future in futures)
 
 
+@pytest.mark.parametrize("has_block", [False, True])
+@pytest.mark.parametrize("is_in_time", [False, True])
+def test_close_waits_for_the_commit_of_another_thread_that_waits_for_a_record(is_in_time, has_block, cluster):
+    """It aborted the transaction, and the commit raised. Java's close lets the commit end."""
+    cluster.auto_create_partitions = 0
+    sending = transactional(cluster, max_block_ms=60_000)
+    sending.start()
+    sending.init_transactions()
+    errors: list[BaseException | None] = []
+
+    def commit() -> None:
+        try:
+            if has_block:
+                with sending.transaction():
+                    sending.send("late", b"1", partition=0)
+            else:
+                sending.begin_transaction()
+                sending.send("late", b"1", partition=0)
+                sending.commit_transaction()
+            errors.append(None)
+        except BaseException as error:
+            errors.append(error)
+
+    committing = threading.Thread(target=commit, daemon=True)
+    committing.start()
+    wait_until(lambda: sending._behind_count == 1)  # the commit, behind the record
+    closing = threading.Thread(target=sending.close, args=(None if is_in_time else 100,), daemon=True)
+    closing.start()
+    if is_in_time:
+        wait_until(lambda: sending._behind_count == 2)
+        cluster.create("late", 1)
+    join(closing)
+    join(committing)
+    if is_in_time:
+        assert errors == [None]
+        assert cluster.transactions.ends == ["commit"]
+    else:
+        assert isinstance(errors[0], (RuntimeError, TransactionAborted))
+        assert cluster.transactions.ends != ["commit"]
+
+
 def test_an_abort_ends_a_flush_behind_the_record_that_waits_for_its_topic(cluster):
     cluster.auto_create_partitions = 0
     with transactional(cluster, max_block_ms=20_000) as sending:

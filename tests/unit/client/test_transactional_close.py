@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S, until
-from tests.unit.client.fake_broker import SILENCE, refuse_produce
+from tests.unit.client.fake_broker import SILENCE, FakeCluster, refuse_produce
 from tests.unit.client.transacting import cluster_of, story, transactional
+from tidelog.client import TransactionAborted
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.end_txn import EndTxnRequest
 from tidelog.protocol.messages.produce import ProduceRequest
@@ -52,3 +53,36 @@ async def test_a_close_that_has_no_time_for_the_abort_says_so(version: int, capl
         cluster.script(EndTxnRequest, lambda request, node: SILENCE)
         await asyncio.wait_for(sending.close(100), PATIENCE_S)
         assert "closed before the end of a transaction of 'tx'" in caplog.text
+
+
+async def run_block_with_close(cluster: FakeCluster, error: type[Exception] | None) -> None:
+    sending = transactional(cluster)
+    async with sending.transaction():
+        await sending.send_and_wait("t", b"1", partition=0)
+        await asyncio.wait_for(sending.close(), PATIENCE_S)
+        if error is not None:
+            raise error
+
+
+@both_versions
+@pytest.mark.parametrize(("error", "outcome"), [(None, TransactionAborted), (ZeroDivisionError, ZeroDivisionError)])
+async def test_a_block_whose_transaction_a_close_has_aborted_raises(error: Any, outcome: Any, version: int) -> None:
+    """Its end returned as after a commit, and the records were lost without a word."""
+    async with cluster_of(version) as cluster:
+        with pytest.raises(outcome):
+            await run_block_with_close(cluster, error)
+        assert cluster.transactions.ends == ["abort"]
+
+
+@both_versions
+@pytest.mark.parametrize("commits", [False, True])
+async def test_a_block_that_has_ended_its_transaction_before_the_close_raises_nothing(
+    commits: bool, version: int
+) -> None:
+    async with cluster_of(version) as cluster:
+        sending = transactional(cluster)
+        async with sending.transaction():
+            await sending.send_and_wait("t", b"1", partition=0)
+            await (sending.commit_transaction() if commits else sending.abort_transaction())
+            await asyncio.wait_for(sending.close(), PATIENCE_S)
+        assert cluster.transactions.ends == ["commit" if commits else "abort"]

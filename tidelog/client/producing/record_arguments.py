@@ -28,6 +28,16 @@ def as_producer_record(record: Any) -> ProducerRecord:
     return ProducerRecord(record[1], record[0])
 
 
+def fixed_headers(headers: Any) -> tuple[Any, ...] | None:
+    """The headers in a tuple, if each is a plain tuple, whose parts the sender cannot change."""
+    if headers.__class__ is not list and headers.__class__ is not tuple:
+        return None
+    for header in headers:
+        if header.__class__ is not tuple:
+            return None
+    return tuple(headers)
+
+
 def as_records(records: Any) -> Iterable[Any]:
     """Many records, and not a single one, whose parts would count as records."""
     if not isinstance(records, (str, bytes, bytearray, memoryview, Mapping, ProducerRecord)):

@@ -9,7 +9,8 @@ that was left so makes the transaction abortable, because its fate is not known.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 
 from tidelog.client.client_logging import client_logger
@@ -44,6 +45,9 @@ class Transactions:
         self._manager = manager
         self._sender = sender
         self._is_detached = False
+        self._commits_ahead = 0
+        self._number_of_close = 0
+        """The transaction that `close` has aborted."""
         self._unreported_number = 0
         """The last transaction whose commit or abort was called and has not returned."""
         self._has_failed_to_begin = False
@@ -238,11 +242,32 @@ class Transactions:
         self._sender.handle_change()
         return True
 
+    @contextmanager
+    def commit_ahead(self) -> Iterator[None]:
+        """A commit was called, and begins after this: it waits for the records that were sent before it."""
+        self._commits_ahead += 1
+        try:
+            yield
+        finally:
+            self._commits_ahead -= 1
+
     def begin_close(self) -> bool:
         """Abort an open transaction in the background. A commit that was called goes on, as in Java. Returns whether
         there was one to abort.
         """
-        return not self._is_detached and self._manager.state is not State.COMMITTING and self.abandon()
+        return not self._commits_ahead and self._abort_open()
+
+    def _abort_open(self) -> bool:
+        manager = self._manager
+        if self._is_detached or manager.state is State.COMMITTING or not self.abandon():
+            return False
+        self._number_of_close = manager.number
+        return True
+
+    def check_not_closed(self, number: int) -> None:
+        """Raise TransactionAborted if a close has aborted this transaction."""
+        if number == self._number_of_close:
+            raise TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, "the producer was closed before the commit")
 
     async def close(self, timeout_ms: float | None) -> bool:
         """Abort an open transaction, or wait for the end of one that ends, at most `max_block_ms`. False when it has
@@ -256,7 +281,7 @@ class Transactions:
         deadline = self._deadline(limit_ms)
         try:
             # Again where the commit has failed meanwhile: only an abort ends the transaction then.
-            while self.begin_close() or manager.state in _ENDING:
+            while self._abort_open() or manager.state in _ENDING:
                 await self._wait_until(lambda: manager.state not in _ENDING, "close", deadline)
         except TransactionTimeout:
             return False
@@ -323,6 +348,8 @@ class TransactionScope:
         transactions = self._transactions
         assert transactions is not None
         if transactions.has_ended(self._number):
+            if error is None:
+                transactions.check_not_closed(self._number)
             return
         if error is None:
             try:

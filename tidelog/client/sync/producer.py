@@ -40,7 +40,7 @@ from tidelog.client.producing.accumulator import Headers, ProducerBatch
 from tidelog.client.producing.detached_transactions import DetachedTransaction
 from tidelog.client.producing.interceptors import DeliveryCallback, calls_on_delivery
 from tidelog.client.producing.record_appender import Place
-from tidelog.client.producing.record_arguments import RecordPieces, as_records
+from tidelog.client.producing.record_arguments import RecordPieces, as_records, fixed_headers
 from tidelog.client.producing.sender import CLOSED_BEFORE_DELIVERY
 from tidelog.client.producing.transaction_errors import TransactionAborted
 from tidelog.client.producing.transactions import TransactionScope
@@ -204,7 +204,7 @@ class Producer(BlockingClient):
             future.call_when_done(calls_on_delivery(on_delivery))
         queued_s = time.monotonic() if self._missing_since else 0.0  # read only while a topic is missing
         has_bytes_only = value.__class__ is bytes and (key is None or key.__class__ is bytes) and not self._prepares
-        fixed = headers if headers is _NO_HEADERS else _fixed_headers(headers)
+        fixed = headers if headers is _NO_HEADERS else fixed_headers(headers)
         if has_bytes_only and fixed is not None:
             entry: Any = (future, queued_s, topic, value, key, fixed, partition, timestamp_ms)
         else:
@@ -596,7 +596,7 @@ class Producer(BlockingClient):
 
         async def commit() -> None:
             nonlocal has_committed
-            await self._drain_queue()
+            await self._drain_before_commit()
             await self._producer.commit_transaction()
             has_committed = True
 
@@ -605,6 +605,10 @@ class Producer(BlockingClient):
         except BaseException:
             self._call_on_loop(lambda: self._keep_commit(has_committed))
             raise
+
+    async def _drain_before_commit(self) -> None:
+        with (await self._producer._started_transactions()).commit_ahead():
+            await self._drain_queue()
 
     def _keep_commit(self, has_committed: bool) -> None:
         """On the loop: an interrupt came between the end of a commit and its caller, whose next one returns at once."""
@@ -642,7 +646,7 @@ class Producer(BlockingClient):
         async def end(error: BaseException | None) -> None:
             nonlocal has_committed
             if error is None:
-                await self._drain_queue()
+                await self._drain_before_commit()
                 await scope.__aexit__(None, None, None)
                 has_committed = True
             else:
@@ -788,13 +792,3 @@ def _entry_count(item: Any) -> int:
             if isinstance(part, (bytes, str)):
                 size_bytes += len(part)
     return 1 + size_bytes // _ENTRY_BYTES
-
-
-def _fixed_headers(headers: Any) -> tuple[Any, ...] | None:
-    """The headers in a tuple, if each is a plain tuple, whose parts the sender cannot change."""
-    if headers.__class__ is not list and headers.__class__ is not tuple:
-        return None
-    for header in headers:
-        if header.__class__ is not tuple:
-            return None
-    return tuple(headers)
