@@ -6,6 +6,7 @@ import asyncio
 import errno
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from tidelog.protocol.messages.incremental_alter_configs import (
 from tidelog.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
-from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage
+from tidelog.replication.controller.metadata.image import TOPIC_RESOURCE, MetadataDelta, MetadataImage
 from tidelog.storage.files.checkpoints import CheckpointTask, encode_partition_metadata
 from tidelog.storage.files.disk import OsDisk
 from tidelog.storage.files.meta_properties import ForeignDirectory
@@ -572,6 +573,22 @@ def led_by(image: MetadataImage, leader: int, leader_epoch: int) -> MetadataImag
         }
         by_id[topic.topic_id] = replace(topic, partitions=partitions)
     return replace(image, topics_by_id=by_id, topics_by_name={each.name: each for each in by_id.values()})
+
+
+async def test_a_replica_has_its_minimum_before_a_later_isr(start_node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader committed alone by the minimum before, and a replica without these records could be elected."""
+    node = await start_node()
+    partitions = await hosting_topic(node, await node.connect(), 30)
+    image, host = node.node._metadata.tracker.image, node.node._broker._hosting
+    topic = image.topics_by_name["t"]
+    changed = {topic.topic_id: set(topic.partitions)}
+    configs = {**image.configs, (TOPIC_RESOURCE, "t"): {"min.insync.replicas": "2"}}
+    raised = replace(image, configs=configs)
+    monkeypatch.setattr(hosting, "CONFIGS_S", 0)  # one in a turn
+    host.apply(raised, MetadataDelta(changed_configs={(TOPIC_RESOURCE, "t")}))
+    assert Counter(each.min_insync_replicas for each in partitions.hosted()) == {1: 29, 2: 1}
+    host.apply(led_by(raised, 1, 5), MetadataDelta(changed_partitions=changed))
+    assert {each.min_insync_replicas for each in partitions.hosted()} == {2}
 
 
 async def test_a_directory_that_cannot_be_written_to_is_tried_once_for_a_change_of_settings(

@@ -572,6 +572,9 @@ class Hosting:
 
     def _apply_role(self, partition: Partition, assignment: PartitionImage) -> None:
         self._doubt_epochs(partition, assignment)
+        if partition in self._to_configure:
+            # The ISR was decided on by the newest min.insync.replicas: with an earlier one a leader would commit alone.
+            self._configure(partition)
         was_leader = partition.leads
         if assignment.leader == self._node_id:
             if self._fetchers is not None:
