@@ -13,6 +13,7 @@ import contextlib
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence, Sized
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -434,10 +435,10 @@ class Consumer:
         assert self._position_lookup is not None
         lookup = self._position_lookup
         if began_s >= self._next_yield_s:
-            try:
-                await asyncio.sleep(0)  # before records are taken: a call that is cancelled here loses none
-            finally:  # with a time limit of zero around it each call is cancelled here
-                self._next_yield_s = loop.time() + _HOLD_S_MAX
+            # With a time limit of zero around it a call is cancelled here. The next one then does not come here.
+            self._next_yield_s = inf
+            await asyncio.sleep(0)  # before records are taken: a call that is cancelled here loses none
+        self._next_yield_s = min(self._next_yield_s, loop.time() + _HOLD_S_MAX)
         self._rewind()
         self.positions_before_take = {}
         while True:
