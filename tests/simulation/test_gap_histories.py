@@ -113,18 +113,6 @@ def remove_the_segment_of_a_gap_with_what_is_behind_it(patch: pytest.MonkeyPatch
     patch.setattr(partition_log, "cut_at", careless)
 
 
-def take_no_gap_for_explained_in_a_new_segment(patch: pytest.MonkeyPatch) -> None:
-    """Before 1d4ef820."""
-    create = loader._Loader._create_segment
-
-    def careless(self: Any, base_offset: int) -> Segment:
-        segment = create(self, base_offset)
-        segment.may_have_gaps = self.config.is_compacted
-        return segment
-
-    patch.setattr(loader._Loader, "_create_segment", careless)
-
-
 def take_gaps_for_damage_where_a_topic_is_not_compacted_any_more(patch: pytest.MonkeyPatch) -> None:
     def careless(log: PartitionLog, end_offset: int, *, sync: bool = True) -> None:
         log.gaps_explained_below = max(log.gaps_explained_below, end_offset)
@@ -151,7 +139,6 @@ PLANTS = [
     (trim_the_segment_of_a_gap_without_a_sync, {"preallocate": True}),
     (believe_no_name, {}),
     (remove_the_segment_of_a_gap_with_what_is_behind_it, {}),
-    (take_no_gap_for_explained_in_a_new_segment, {"cleanup_policy": frozenset({"delete"})}),
     (take_gaps_for_damage_where_a_topic_is_not_compacted_any_more, {}),
 ]
 

@@ -311,7 +311,7 @@ class _Loader:
             log_end_offset,
             recovery_point,
             lacks_producers,
-            self.gaps_explained_below,
+            min(self.gaps_explained_below, log_end_offset),  # the records behind may have been lost since
             self.scanned_bytes,
             self.cut_bytes,
             tuple(self.filed_epochs),
@@ -436,7 +436,6 @@ class _Loader:
 
     def _create_segment(self, base_offset: int) -> Segment:
         segment = Segment.create(self.disk, self.directory, base_offset, self.config, self.now_ms, self.jitter_ms)
-        segment.may_have_gaps = segment.may_have_gaps or base_offset < self.gaps_explained_below
         self._opened.append(segment)
         return segment
 
