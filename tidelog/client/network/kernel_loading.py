@@ -1,16 +1,23 @@
 """Loads compiled loops beside the event loop, so that no call waits for them beyond its timeout.
 
 A load takes half a second, and more where the loops are not compiled yet on this machine. It runs in a thread of its
-own.
-Invariant: it runs once, and `close` leaves no task.
+own. At the end of the interpreter the thread stops at its next step of Python: a compilation takes up to half a minute,
+and a program does not wait for what it no longer uses. Until it has stopped the interpreter stays, as machine code
+would go on without it.
+Invariant: a load runs once, and `close` leaves no task.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import sys
+import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
 
 from tidelog.client.client_logging import client_logger
 from tidelog.client.network.outcomes import start_task
@@ -19,15 +26,58 @@ logger = client_logger(__name__)
 Result = TypeVar("Result")
 
 
+_STOP_INTERVAL_S = 0.05
+_STOP_LIMIT_S = 30
+_threads: set[threading.Thread] = set()
+"""Those that have work."""
+
+
 async def run_in_own_thread(work: Callable[[], Result]) -> Result:
     """Run `work` in a thread that ends with it. The event loop has few threads, which also look up host names: six
     consumers that wait for one compilation would hold all of them.
     """
-    pool = ThreadPoolExecutor(1, "tidelog-load")
-    try:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
-    finally:
-        pool.shutdown(wait=False)
+    outcome: Future[Result] = Future()
+    outcome.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except SystemExit:
+            pass  # the interpreter ends, and its log with it
+        except BaseException as error:
+            outcome.set_exception(error)
+        finally:
+            _threads.discard(thread)
+
+    thread = threading.Thread(target=run, name="tidelog-load", daemon=True)
+    _threads.add(thread)
+    thread.start()
+    return await asyncio.wrap_future(outcome)
+
+
+def _stop_threads() -> None:
+    """At the end of the interpreter: raise SystemExit in the threads, again where a handler of theirs has taken it."""
+    sys.unraisablehook = partial(_report_unraisable, sys.unraisablehook)
+    deadline_s = time.monotonic() + _STOP_LIMIT_S
+    while (threads := [each for each in list(_threads) if each.is_alive()]) and time.monotonic() < deadline_s:
+        for each in threads:
+            _raise_exit_in(each)
+        threads[0].join(_STOP_INTERVAL_S)
+
+
+def _report_unraisable(report: Callable[[Any], object], unraisable: Any) -> None:
+    if unraisable.exc_type is not SystemExit:  # that was raised in a callback of the compiler
+        report(unraisable)
+
+
+def _raise_exit_in(thread: threading.Thread) -> None:
+    import ctypes
+
+    assert thread.ident is not None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+
+
+atexit.register(_stop_threads)
 
 
 class KernelLoading:
