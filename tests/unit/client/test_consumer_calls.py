@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import FakeCluster, FakeNode
 from tests.unit.client.test_consumer import T0, fill, read
 from tidelog.client import Consumer, OffsetAndMetadata, TopicPartition, sync
@@ -157,3 +158,23 @@ async def test_a_refused_topic_of_assigned_partitions_with_a_position_is_raised(
         with pytest.raises(KafkaError, match="topic 'mine'") as caught:
             await consuming.poll(PATIENCE_S * 1000 / 4)
         assert caught.value.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+
+@pytest.mark.parametrize("group_id", [None, "g"])
+async def test_a_topic_that_no_call_names_any_more_is_forgotten(group_id: str | None) -> None:
+    """With one deleted the consumer asked for the metadata of all that it ever named, each second of its life."""
+    async with (
+        FakeCluster(t=1, u=1) as cluster,
+        consumer(cluster, "t", group_id=group_id) as consuming,
+    ):
+        fill(cluster, "t", 0, 1)
+        await read(consuming, 1)
+        await consuming.end_offsets([TopicPartition("u", 0)])
+        inner = consuming._cluster
+        assert inner is not None
+        await until(lambda: "u" in inner.metadata.topics and not inner._refresh_requested.is_set())
+        inner._topics = dict.fromkeys(inner._topics, -math.inf)
+        await inner.wait_for_metadata(PATIENCE_S * 1000)
+        await until(lambda: inner.metadata.topics.keys() == {"t"})
+        assert inner._topics.keys() == {"t"}
+        assert await consuming.end_offsets([TopicPartition("u", 0)]) == {TopicPartition("u", 0): 0}

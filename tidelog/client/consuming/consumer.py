@@ -135,6 +135,8 @@ class Consumer:
     async def _connect(self) -> None:
         cluster = Cluster(self._config, auto_create_topics=self._config.allow_auto_create_topics)
         self._track_topics(cluster)
+        # Of topics that only a call names, `end_offsets` for example: longer than any call.
+        cluster.forget_idle_topics_after(2 * self._config.default_api_timeout_ms, self._topics_in_use)
         await cluster.start()
         self._fetcher = Fetcher(cluster, self._config, self._subscription, self._update_event.set)
         if self._config.group_id is not None:
@@ -314,12 +316,15 @@ class Consumer:
         if self._closed and not (or_closing and self.is_closing):
             raise RuntimeError("this consumer is closed")
 
-    def _track_topics(self, cluster: Cluster) -> None:
-        cluster.all_topics = self._subscription.pattern is not None
+    def _topics_in_use(self) -> set[str]:
         topics = {*self._subscription.topics, *(partition.topic for partition in self._subscription.assigned)}
         if self._group is not None:
             topics.update(self._group.membership.watched_topics)
-        cluster.track_only(sorted(topics))
+        return topics
+
+    def _track_topics(self, cluster: Cluster) -> None:
+        cluster.all_topics = self._subscription.pattern is not None
+        cluster.track_only(sorted(self._topics_in_use()))
         if cluster.all_topics:
             cluster.request_refresh()
 

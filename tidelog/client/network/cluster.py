@@ -13,7 +13,7 @@ import contextlib
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable
 from functools import partial
 from typing import TypeVar
 
@@ -126,6 +126,7 @@ class Cluster:
         self._last_idle_look_s = 0.0
         self._topics: dict[str, float] = {}
         self._topic_max_idle_ms: float | None = None
+        self._kept_topics: Callable[[], Container[str]] = tuple
         self._new_topics: set[str] = set()
         """Topics that the metadata does not have yet, if `names_new_topics_alone`. Their refresh is requested, or on
         its way.
@@ -406,9 +407,10 @@ class Cluster:
 
     # -- metadata
 
-    def forget_idle_topics_after(self, idle_ms: float) -> None:
-        """Drop topics that were unused for this time (`metadata.max.idle.ms`)."""
+    def forget_idle_topics_after(self, idle_ms: float, kept_topics: Callable[[], Container[str]] = tuple) -> None:
+        """Drop topics that were unused for this time (`metadata.max.idle.ms`), except those of `kept_topics()`."""
         self._topic_max_idle_ms = idle_ms
+        self._kept_topics = kept_topics
 
     def track(self, topics: Iterable[str]) -> bool:
         """Keep metadata of these topics.
@@ -539,8 +541,11 @@ class Cluster:
         now_s = asyncio.get_running_loop().time()
         if self._topic_max_idle_ms is not None:
             oldest_use_s = now_s - self._topic_max_idle_ms / 1000
-            for topic in [topic for topic, last_used_s in self._topics.items() if last_used_s < oldest_use_s]:
-                del self._topics[topic]
+            idle_topics = [topic for topic, last_used_s in self._topics.items() if last_used_s < oldest_use_s]
+            kept_topics = self._kept_topics() if idle_topics else ()
+            for topic in idle_topics:
+                if topic not in kept_topics:
+                    del self._topics[topic]
         topic_names = None if self.all_topics else list(self._topics)
         self._new_topics &= self._topics.keys()
         is_of_all = self._all_are_due or now_s >= self._all_due_s or not self._new_topics
