@@ -49,7 +49,9 @@ async def test_a_timer_that_fires_a_hair_early_is_armed_again() -> None:
         fetcher._schedule_send(50)
         return []
 
-    subscription = SimpleNamespace(assigned={TopicPartition("t", 0): PartitionState()}, fetchable_partitions=fetchable)
+    subscription = SimpleNamespace(
+        assigned={TopicPartition("t", 0): PartitionState()}, pause_changes=set(), fetchable_partitions=fetchable
+    )
     fetcher = Fetcher(cast(Any, SimpleNamespace(metadata=EMPTY)), config, cast(Any, subscription), lambda: None)
     fetcher._loop = cast(asyncio.AbstractEventLoop, loop)
     fetcher.send_fetches()

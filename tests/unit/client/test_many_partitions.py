@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator
+from random import Random
 
 import pytest
 
@@ -12,6 +13,7 @@ from tidelog import Consumer, NewTopic, TopicPartition
 from tidelog.client import sync
 from tidelog.client.consuming.completed_fetch import CompletedFetch
 from tidelog.client.consuming.subscription import PartitionState, Subscription
+from tidelog.client.network.metadata import EMPTY
 from tidelog.testing.embedded import EmbeddedBroker
 
 PARTITIONS = [TopicPartition("t", index) for index in range(100)]
@@ -130,6 +132,56 @@ async def test_a_broker_whose_partitions_are_paused_does_not_make_a_poll_look_at
                 assert await consuming.poll(5000, max_records=1)
             assert counted.looks < POLLS * (len(paused) + 10), "those of that broker, and a fetch may look at all"
             assert set(taken).isdisjoint(paused)
+
+
+async def test_a_poll_does_not_look_at_paused_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeCluster(t=len(PARTITIONS)) as cluster, consumer(cluster) as consuming:
+        consuming.assign(PARTITIONS)
+        for partition in PARTITIONS:
+            consuming.seek(partition, 0)
+        await consuming.poll()
+        consuming.pause(*PARTITIONS)
+        fetcher = consuming._fetcher
+        assert fetcher is not None
+        await until(lambda: not any(fetcher._is_busy(node) for node in fetcher._nodes.values()))
+        await consuming.poll()
+        counted = walks(consuming._subscription, monkeypatch)
+        for _ in range(POLLS):
+            assert not await consuming.poll()
+        assert counted.count < POLLS / 2, "the first poll looks at all, as the assignment is another one"
+        consuming.resume(PARTITIONS[7])
+        fill(cluster, "t", 7, 1)
+        assert (await consuming.poll(5000)).keys() == {PARTITIONS[7]}
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_the_partitions_to_fetch_are_those_that_are_not_paused(seed: int) -> None:
+    rng = Random(seed)
+    async with FakeCluster(nodes=2, t=len(PARTITIONS)) as cluster, consumer(cluster) as consuming:
+        consuming.assign(PARTITIONS)
+        await consuming.poll()
+        fetcher, subscription = consuming._fetcher, consuming._subscription
+        assert fetcher is not None
+        for _ in range(300):
+            some = rng.sample(PARTITIONS, rng.randrange(20))
+            assigned = [each for each in some if each in subscription.assigned]
+            step = rng.random()
+            if step < 0.1:
+                consuming.assign(rng.sample(PARTITIONS, 80))
+            elif step < 0.2:
+                for partition in assigned:
+                    subscription.assigned[partition].read_replica = rng.choice([-1, 1, 2])
+                fetcher._seen_state = EMPTY, {}  # as where a leader names a replica, or the metadata are new
+            else:
+                (consuming.pause if step < 0.6 else consuming.resume)(*assigned)
+            if rng.random() < 0.7:
+                fetcher._partitions_of_idle_sources()
+                sources = fetcher._sources
+                assert {each for partitions in sources.values() for each in partitions} == (
+                    subscription.assigned.keys() - consuming.paused()
+                )
+                for partition, state in subscription.assigned.items():
+                    assert state.paused or state.read_replica < 0 or partition in sources[state.read_replica]
 
 
 async def test_a_position_does_not_look_at_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:

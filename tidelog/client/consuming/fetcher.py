@@ -15,7 +15,7 @@ import asyncio
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -110,6 +110,7 @@ class Fetcher:
         self._sources: dict[int, dict[TopicPartition, None]] = {}
         """By broker, the partitions that may be fetched from it: those that it leads in these metadata and this
         assignment, which are replaced as a whole, and those for which a leader has named it. -1: no leader is known.
+        Without those that were paused when they were last looked at.
         """
         self._seen_state: tuple[ClusterMetadata, Mapping[TopicPartition, PartitionState]] = (EMPTY, {})
         self._buffer = FetchBuffer(subscription)
@@ -161,13 +162,21 @@ class Fetcher:
         at each of thousands of partitions for a record or two.
         """
         metadata, assigned = self._cluster.metadata, self._subscription.assigned
+        changed: Iterable[TopicPartition] = self._subscription.pause_changes
         if metadata is not self._seen_state[0] or assigned is not self._seen_state[1]:
             self._seen_state = metadata, assigned
             self._sources = {}
-            for partition, state in assigned.items():
+            changed = assigned
+        for partition in changed:
+            state = assigned[partition]
+            if state.paused:
+                for partitions in self._sources.values():
+                    partitions.pop(partition, None)
+            else:
                 self._sources.setdefault(metadata.leader(partition), {})[partition] = None
                 if state.read_replica >= 0:
                     self._sources.setdefault(state.read_replica, {})[partition] = None
+        self._subscription.pause_changes.clear()
         idle: dict[TopicPartition, None] = {}
         for node_id, partitions in self._sources.items():
             node = self._nodes.get(node_id)

@@ -104,6 +104,8 @@ class Subscription:
         """Some position may be missing or in doubt. Every poll asks for those, and one of thousands of partitions
         must not look at each of them for a record or two.
         """
+        self.pause_changes: set[TopicPartition] = set()
+        """Assigned partitions that were paused or resumed since the fetcher has looked at them."""
         self.topic_change_count = 0
         """Grows with every change of the topics, so that a caller can detect a change."""
         self.call_count = 0
@@ -147,6 +149,7 @@ class Subscription:
         self.pattern = self.listener = None
         self.set_topics(())
         self._assigned = {}
+        self.pause_changes.clear()
 
     @property
     def subscribed(self) -> bool:
@@ -156,6 +159,7 @@ class Subscription:
         """Replace the assignment; a partition in both keeps its state."""
         previous = self._assigned
         self._assigned = {partition: previous.get(partition) or PartitionState() for partition in partitions}
+        self.pause_changes.clear()
         self._may_have_unsettled = True
 
     @property
@@ -359,10 +363,12 @@ class Subscription:
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         for state in [self.state(partition) for partition in partitions]:
             state.paused = True
+        self.pause_changes.update(partitions)
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
         for state in [self.state(partition) for partition in partitions]:
             state.paused = False
+        self.pause_changes.update(partitions)
 
     def paused(self) -> set[TopicPartition]:
         return {partition for partition, state in self._assigned.items() if state.paused}
