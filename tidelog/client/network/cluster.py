@@ -546,10 +546,10 @@ class Cluster:
             for topic in idle_topics:
                 if topic not in kept_topics:
                     del self._topics[topic]
-        topic_names = None if self.all_topics else list(self._topics)
+        wanted = None if self.all_topics else dict(self._topics).keys()
         self._new_topics &= self._topics.keys()
         is_of_all = self._all_are_due or now_s >= self._all_due_s or not self._new_topics
-        asked = topic_names if is_of_all else [topic for topic in topic_names or () if topic in self._new_topics]
+        asked = (None if wanted is None else list(wanted)) if is_of_all else list(self._new_topics)
         self._all_are_due = self._all_are_due and not is_of_all
         self.refreshes_begun += 1
         refresh = self.refreshes_begun
@@ -558,7 +558,7 @@ class Cluster:
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster named no brokers")
         if is_of_all:
             self.metadata_refresh, self._all_due_s = refresh, now_s + self.config.metadata_max_age_ms / 1000
-        self.metadata = merge_metadata(self.metadata, response, topic_names)
+        self.metadata = merge_metadata(self.metadata, response, wanted)
         self._close_moved()
         if is_of_all:
             self._metadata_asked_s = now_s
@@ -573,7 +573,7 @@ class Cluster:
         all there is one later and later, as in Java (KIP-580): a topic that was misspelt is missing for good.
         """
         topics = self.metadata.topics
-        failed = {name for name, topic in topics.items() if topic.error.retriable}
+        failed = {name for name, topic in topics.items() if topic.error is not ErrorCode.NONE and topic.error.retriable}
         self._new_topics -= {name for name in asked or () if name not in failed or topics[name].partitions}
         if self._new_topics:
             self._refresh_requested.set()

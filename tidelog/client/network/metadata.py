@@ -7,7 +7,7 @@ leader (KIP-320). A partition that such a broker does not have yet is kept too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from tidelog.client.model import Node, TopicPartition
@@ -102,7 +102,7 @@ EMPTY = ClusterMetadata(None, -1, {}, {})
 
 
 def merge_metadata(
-    previous: ClusterMetadata, response: MetadataResponse, wanted_topics: Iterable[str] | None
+    previous: ClusterMetadata, response: MetadataResponse, wanted_topics: Collection[str] | None
 ) -> ClusterMetadata:
     """Merge a response into the metadata of the topics `wanted_topics` (None: those of the response).
 
@@ -110,18 +110,18 @@ def merge_metadata(
     """
     nodes = {broker.node_id: Node(broker.node_id, broker.host, broker.port, broker.rack) for broker in response.brokers}
     by_name = {topic.name: topic for topic in response.topics if topic.name is not None}
-    topics: dict[str, TopicMetadata] = {}
-    for name in by_name if wanted_topics is None else wanted_topics:
-        topic = by_name.get(name)
-        previous_topic = previous.topics.get(name)
-        if topic is not None:
+    # Without a step for each topic that stays: a producer names its topics one by one, and may have thousands.
+    topics: dict[str, TopicMetadata] = {} if wanted_topics is None else dict(previous.topics)
+    for name in () if wanted_topics is None else topics.keys() - set(wanted_topics):
+        del topics[name]
+    for name, topic in by_name.items():
+        if wanted_topics is None or name in wanted_topics:
+            previous_topic = previous.topics.get(name)
             current_topic = _merge_topic(topic, previous_topic)
             # An unchanged topic keeps its object: callers compare by identity.
             topics[name] = (
                 previous_topic if previous_topic is not None and previous_topic == current_topic else current_topic
             )
-        elif previous_topic is not None:
-            topics[name] = previous_topic
     return ClusterMetadata(response.cluster_id, response.controller_id, nodes, topics)
 
 

@@ -110,10 +110,8 @@ class TopicRoutes:
 
         A deleted topic, or a recreated one of the same name, loses its state.
         """
-        for name, route in list(self.by_topic.items()):
+        for name, route in [each for each in self.by_topic.items() if topics.get(each[0]) is not each[1].topic]:
             topic = topics.get(name)
-            if topic is route.topic:
-                continue
             if topic is None or not topic.partitions or topic.topic_id != route.topic.topic_id:
                 del self.by_topic[name]
                 self._session.forget(queue.partition for queue in route.queues)
