@@ -73,9 +73,10 @@ class RangeAssignor:
         assignment: Assignment = {member: [] for member in members}
         subscribers = _subscribers(partition_counts, members)
         for topic in sorted(subscribers):
-            share, larger_shares = divmod(partition_counts[topic], len(subscribers[topic]))
+            names = subscribers[topic]
+            share, larger_shares = divmod(partition_counts[topic], len(names))
             start = 0
-            for position, member in enumerate(subscribers[topic]):
+            for position, member in enumerate(names if share else names[:larger_shares]):
                 end = start + share + (position < larger_shares)
                 assignment[member].extend(TopicPartition(topic, partition) for partition in range(start, end))
                 start = end

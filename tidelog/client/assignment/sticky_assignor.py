@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from heapq import heapify, heapreplace
 
 from tidelog.client.assignment.protocol import (
     UNKNOWN_GENERATION,
@@ -112,13 +113,19 @@ class _AssignmentBuilder:
 
     def assign(self) -> Assignment:
         self._keep_owned()
-        for topic in self._topics:
-            for partition in range(self._partition_counts[topic]):
-                candidate = TopicPartition(topic, partition)
-                if candidate not in self._holder:
-                    self._assign_partition(candidate, min(self._subscribers[topic], key=self._load_and_rank))
-        while self._shift_once():
-            pass
+        free = [
+            candidate
+            for topic in self._topics
+            for candidate in (TopicPartition(topic, number) for number in range(self._partition_counts[topic]))
+            if candidate not in self._holder
+        ]
+        if self._are_equals():
+            self._balance_equals(free)
+        else:
+            for candidate in free:
+                self._assign_partition(candidate, min(self._subscribers[candidate.topic], key=self._load_and_rank))
+            while self._shift_once():
+                pass
         assignment: Assignment = {name: [] for name in self._rank}
         for topic in sorted(self._topics):
             for partition in range(self._partition_counts[topic]):
@@ -162,6 +169,45 @@ class _AssignmentBuilder:
             del self._topic_partitions_of[name][partition.topic]
         self._load[name] -= 1
 
+    def _are_equals(self) -> bool:
+        """Whether each member has all topics."""
+        return all(len(names) == len(self._rank) for names in self._subscribers.values())
+
+    def _balance_equals(self, free: Sequence[TopicPartition]) -> None:
+        """The same steps for equals. A chain is then one move, from the most loaded member to the
+        least loaded one, and no member that gives takes, or the other way round: two heaps find these, and a giver's
+        entry among the lightest, or a taker's among the heaviest, need not be right.
+        """
+        lightest = [(load, self._rank[name], name) for name, load in self._load.items()]
+        heapify(lightest)
+        for partition in free:
+            load, rank, name = lightest[0]
+            self._assign_partition(partition, name)
+            heapreplace(lightest, (load + 1, rank, name))
+        heaviest = [(-load, rank, name) for load, rank, name in lightest]
+        heapify(heaviest)
+        to_give: dict[str, list[TopicPartition]] = {}
+        while heaviest and -heaviest[0][0] - lightest[0][0] >= 2:
+            minus_load, giver_rank, giver = heaviest[0]
+            load, rank, taker = lightest[0]
+            giving = to_give.get(giver)
+            if giving is None:
+                giving = to_give[giver] = self._in_order_of_giving(giver)
+            while self._holder[giving[-1]] != giver:
+                giving.pop()
+            topic = giving[-1].topic
+            has_owned = topic in self._previous_of(taker)
+            partition = self._choose_partition(giver, topic, taker) if has_owned else giving[-1]
+            self._release_partition(partition)
+            self._assign_partition(partition, taker)
+            heapreplace(heaviest, (minus_load + 1, giver_rank, giver))
+            heapreplace(lightest, (load + 1, rank, taker))
+
+    def _in_order_of_giving(self, giver: str) -> list[TopicPartition]:
+        """What a member holds, the last one first: it gives the first topic, and the highest number of that."""
+        held = self._topic_partitions_of[giver]
+        return [TopicPartition(topic, number) for topic in sorted(held, reverse=True) for number in sorted(held[topic])]
+
     def _shift_once(self) -> bool:
         """Shift partitions along one chain to a member lighter by two or more; False without such a
         chain.
@@ -185,13 +231,17 @@ class _AssignmentBuilder:
 
     def _choose_partition(self, giver: str, topic: str, taker: str) -> TopicPartition:
         """One partition of `topic` to pass on, preferably one that the taker owned before."""
-        previous = self._previous_numbers.get(taker)
-        if previous is None:
-            previous = self._previous_numbers[taker] = {}
-            for name, number in self._ownership[taker][0]:
-                previous.setdefault(name, set()).add(number)
         held = self._topic_partitions_of[giver][topic]
-        return TopicPartition(topic, max(held & previous.get(topic, set()) or held))
+        return TopicPartition(topic, max(held & self._previous_of(taker).get(topic, set()) or held))
+
+    def _previous_of(self, name: str) -> dict[str, set[int]]:
+        """By topic, the partitions that a member owned."""
+        previous = self._previous_numbers.get(name)
+        if previous is None:
+            previous = self._previous_numbers[name] = {}
+            for topic, number in self._ownership[name][0]:
+                previous.setdefault(topic, set()).add(number)
+        return previous
 
     def _find_chain(self, heavy: str) -> list[tuple[str, str, str]]:
         """The shortest chain of (giver, topic, taker) to the lightest member two or more below
