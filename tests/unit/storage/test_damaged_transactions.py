@@ -14,7 +14,7 @@ from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, rea
 from tests.unit.storage.test_damage import copy_of, damage, repair, repair_range
 from tests.unit.storage.test_removed_files import scrub
 from tidelog.protocol.batches.record_batch import iter_headers
-from tidelog.storage.log import partition_log
+from tidelog.storage.log import recovery
 from tidelog.storage.log.hidden_transactions import stable_bound
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
@@ -408,7 +408,7 @@ def test_a_shortage_while_deleted_damage_is_forgotten_leaves_no_transaction_open
     if not has_copy:
         log.accept_loss(log.damaged_ranges()[0][1])
     with monkeypatch.context() as patches:
-        patches.setattr(partition_log, "replay", short_of_descriptors)
+        patches.setattr(recovery, "replay", short_of_descriptors)
         with pytest.raises(OSError, match="Too many"):
             log.delete_records(log.damaged_ranges()[0][1].end_offset)
     if again == "maintenance":
@@ -419,6 +419,40 @@ def test_a_shortage_while_deleted_damage_is_forgotten_leaves_no_transaction_open
     assert log.last_stable_offset == log.log_end_offset
     assert not log.lacks_producers
     assert not log.passes_damage
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+def test_a_shortage_while_deleted_damage_is_forgotten_keeps_what_is_known_of_open_transactions(
+    logs: MakeLogs, monkeypatch: pytest.MonkeyPatch, snapshot: bool
+) -> None:
+    """The state was made anew in place: readers of committed records got those of an open transaction meanwhile."""
+    made = logs(segment_bytes=100_000)
+    made.append(batch(1), batch(1))
+    if snapshot:
+        made.log.roll(NOW)
+    first = made.append(idempotent(0, transactional=True), from_client=False)[0].first_offset
+    made.append(batch(1), idempotent(0, producer_id=8), idempotent(1, producer_id=8))
+    made.directory.write_checkpoints()
+    made.kill()
+    damage(made.folder / made.files("*.log")[0], 0, "CRC")
+    log = made.open(machine_ran_on=True)
+    scrub(log)
+    assert log.last_stable_offset == first
+    assert log.lacks_producers
+    known = producers_of(log)
+    with monkeypatch.context() as patches:
+        patches.setattr(recovery, "replay", short_of_descriptors)
+        with pytest.raises(OSError, match="Too many"):
+            log.delete_records(1)
+    assert (log.last_stable_offset, producers_of(log)) == (first, known)
+    log.maintain(NOW)
+    assert not log.lacks_producers
+    assert (log.last_stable_offset, producers_of(log)) == (first, known)
+
+
+def producers_of(log: PartitionLog) -> dict[int, list[tuple[int, int, int, int, int]]]:
+    """Producer id -> its batches that are known."""
+    return {producer_id: list(entry.batches) for producer_id, entry in log.producers.entries.items()}
 
 
 def short_of_descriptors(*_: object) -> None:

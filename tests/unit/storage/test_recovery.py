@@ -15,7 +15,7 @@ from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, idempotent, m
 from tidelog.protocol.batches.record_batch import HEADER, BatchHeader, iter_headers, read_header, write_crc
 from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.storage.log import partition_log
+from tidelog.storage.log import recovery
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.producers import recall
 from tidelog.storage.producers.producer_snapshots import encode_snapshot
@@ -561,7 +561,7 @@ def test_a_truncation_of_what_is_not_replicated_does_not_read_the_log_again(
     def replay(*_: object) -> None:
         raise Replayed
 
-    monkeypatch.setattr(partition_log, "replay", replay)
+    monkeypatch.setattr(recovery, "replay", replay)
     home.log.truncate_to(6)
     assert [each[0] for each in home.log.producers.entries[7].batches] == [3, 4, 5]
     assert home.log.append_as_leader(idempotent(5), 0, NOW).duplicate

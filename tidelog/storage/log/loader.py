@@ -37,7 +37,7 @@ from tidelog.storage.log.recovery import (
     examine_now,
     find_end,
     is_zeros,
-    replay,
+    read_producers,
     scan_segment,
     seal,
     take_over_findings,
@@ -625,10 +625,8 @@ class _Loader:
 
     def _load_producers(self, segments: list[Segment], log_start_offset: int, end_offset: int) -> None:
         """Load the producer state at `end_offset` from the newest usable snapshot and the batches after it."""
-        entries, offset = self.snapshots.load_latest(log_start_offset, end_offset)
-        self.snapshot_offset = offset
-        self.producers.load(entries, offset)
-        replay(self.producers, segments, end_offset)
+        read, self.snapshot_offset = read_producers(self.snapshots, segments, log_start_offset, end_offset)
+        self.producers.take_over(read)
 
     def _epochs_reach(self, log_start_offset: int) -> bool:
         """Whether the leader epochs cover the first record.

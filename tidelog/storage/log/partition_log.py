@@ -23,7 +23,7 @@ from tidelog.storage.log import explained_gaps, recovery
 from tidelog.storage.log.flush import Durability, FlushTask, leave_removed_file
 from tidelog.storage.log.hidden_transactions import damage_to_repair, note_end
 from tidelog.storage.log.loader import LoadedLog
-from tidelog.storage.log.recovery import examine_now, markers_in, replay, settle
+from tidelog.storage.log.recovery import examine_now, markers_in, settle
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
 from tidelog.storage.log.tidying import emptying
 from tidelog.storage.log.usual_append import append_usual, append_usual_as_follower
@@ -486,9 +486,9 @@ class PartitionLog:
     def reload_producers(self) -> None:
         """Rebuild the producer state from the newest snapshot and the batches after it. Waits for the device."""
         self.lacks_producers = self.passes_damage = True  # until its end: a shortage may interrupt it
-        entries, offset = self.snapshots.load_latest(self.log_start_offset, self.log_end_offset)
-        self.producers.load(entries, offset)
-        replay(self.producers, list(self.segments), self.log_end_offset)
+        segments, start, end = list(self.segments), self.log_start_offset, self.log_end_offset
+        read, offset = recovery.read_producers(self.snapshots, segments, start, end)
+        self.producers.take_over(read)
         self.producers.on_high_watermark(self.high_watermark)
         self.lacks_producers = any(each.end_offset > offset for _, each in damage_to_repair(self))
         self.passes_damage = any(each.end_offset > offset for _, each in self.damaged_ranges())

@@ -58,6 +58,20 @@ class RepairedLog(HidingLog, Protocol):
     snapshots: ProducerSnapshots
 
 
+def read_producers(
+    snapshots: ProducerSnapshots, segments: list[Segment], log_start_offset: int, log_end_offset: int
+) -> tuple[ProducerState, int]:
+    """The producer state at the log end, and the offset of the snapshot that it begins with.
+
+    It is a new one: a shortage that interrupts the replay leaves the present one, with its open transactions.
+    """
+    entries, offset = snapshots.load_latest(log_start_offset, log_end_offset)
+    producers = ProducerState()
+    producers.load(entries, offset)
+    replay(producers, segments, log_end_offset)
+    return producers, offset
+
+
 def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -> None:
     """Advance the producer state from its end offset to `end_offset` with the batches in the log."""
     recall(producers, segments, _examine_and_adopt)

@@ -160,6 +160,12 @@ class ProducerState:
             self.entries[entry.producer_id] = entry
         self._find_ongoing()
 
+    def take_over(self, other: ProducerState) -> None:
+        """Take on the state of `other`, which is not used any more."""
+        self.entries, self.ongoing, self.unreplicated = other.entries, other.ongoing, other.unreplicated
+        self._transitions, self._forget_above = other._transitions, other._forget_above
+        self.end_offset = other.end_offset
+
     def _find_ongoing(self) -> None:
         opened = (e for e in self.entries.values() if e.transaction_first_offset >= 0)
         in_order = sorted(opened, key=lambda e: e.transaction_first_offset)
