@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, read
+from tests.unit.storage.batches import NOW, Logs, QuickDisk, batch, idempotent, marker, read
 from tests.unit.storage.test_damage import copy_of, damage, repair, repair_range
 from tests.unit.storage.test_removed_files import scrub
 from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.storage.files.disk import File
 from tidelog.storage.log import recovery
 from tidelog.storage.log.hidden_transactions import stable_bound
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
 from tidelog.storage.segments.log_config import LogConfig
-from tidelog.storage.segments.transaction_index import AbortedTransaction
+from tidelog.storage.segments.transaction_index import AbortedTransaction, TransactionIndex
 
 MakeLogs = Callable[..., Logs]
 ENDINGS = ["after a clean stop", "after a kill"]
@@ -448,6 +449,67 @@ def test_a_shortage_while_deleted_damage_is_forgotten_keeps_what_is_known_of_ope
     log.maintain(NOW)
     assert not log.lacks_producers
     assert (log.last_stable_offset, producers_of(log)) == (first, known)
+
+
+@pytest.mark.parametrize("ends", ["never", "before the repair"])
+@pytest.mark.parametrize("step", ["rebuild_lacking", "replay", "reload_producers"])
+def test_a_shortage_behind_a_repair_shows_no_record_as_committed(
+    made: Logs, monkeypatch: pytest.MonkeyPatch, step: str, ends: str
+) -> None:
+    """The range could be read, and nothing said any more that what it begins is open, or was aborted."""
+    first = begin_transaction(made)
+    copy, expected = copy_of(made), committed(made.log)
+    made.kill()
+    damage(*_place_of(made, first), "CRC")
+    log = made.open(machine_ran_on=True)
+    if ends == "before the repair":
+        abort(made)
+        made.append(batch(1))
+        expected += [first + 1, first + 2, first + 4]
+    with monkeypatch.context() as patches:
+        patches.setattr(recovery, step, short_of_descriptors)
+        with pytest.raises(OSError, match="Too many"):
+            repair(log, copy)
+        assert log.damaged_ranges() == []
+        for _ in range(2):
+            assert all(stable_bound(log, each) <= max(first, each) for each in range(first - 1, log.log_end_offset))
+            with contextlib.suppress(OSError):
+                log.maintain(NOW)
+    log.maintain(NOW)
+    assert committed(log) == expected
+    assert (log.hidden_ends, log.unrevealed) == ((), ())
+
+
+def test_a_row_that_a_shortage_kept_from_an_index_is_in_its_file_when_the_segment_is_closed(made: Logs) -> None:
+    """The first attempt failed, too, and the second took the file for written."""
+    log, disk = made.log, ShortDisk()
+    index = log.segments.active.transaction_index
+    begin_transaction(made)
+    index._disk = disk
+    abort(made)
+    rows = index.rows
+    with pytest.raises(OSError, match="Too many"):
+        log.roll(NOW)
+    disk.is_short = False
+    log.roll(NOW)
+    assert TransactionIndex(QuickDisk(), index.path, exists=True).rows == rows
+
+
+class ShortDisk(QuickDisk):
+    __slots__ = ("is_short",)
+
+    def __init__(self) -> None:
+        self.is_short = True
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        if self.is_short:
+            short_of_descriptors()
+        return super().open(path, create=create)
+
+    def read_file(self, path: str) -> bytes:
+        if self.is_short:
+            short_of_descriptors()
+        return super().read_file(path)
 
 
 def producers_of(log: PartitionLog) -> dict[int, list[tuple[int, int, int, int, int]]]:

@@ -7,10 +7,12 @@ which nothing here says whether they were committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
+from tidelog.storage.segments.log_config import INT64_MAX
 from tidelog.storage.segments.transaction_index import AbortedTransaction, TransactionIndex
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ class HidingLog(Protocol):
     lacks_producers: bool
     log_start_offset: int
     passes_damage: bool
+    unrevealed: tuple[DamagedRange | None, ...]
 
     @property
     def last_stable_offset(self) -> int: ...
@@ -96,18 +99,38 @@ def distrust_behind_losses(log: HidingLog, repaired: DamagedRange | None, left: 
         log.lacks_producers = log.passes_damage
 
 
+@contextmanager
+def revealing(log: HidingLog) -> Iterator[DamagedRange | None]:
+    """What the repair of the first of `unrevealed` reveals is read in the body.
+
+    If a shortage interrupts that, the range stays, and readers of committed records wait before it: transactions that
+    begin in it are not known.
+    """
+    repaired, log.unrevealed = log.unrevealed[0], log.unrevealed[1:]
+    try:
+        yield repaired
+    except OSError:
+        log.unrevealed = (repaired, *log.unrevealed)
+        log.hidden_ends += ((log.log_start_offset if repaired is None else repaired.first_offset, INT64_MAX),)
+        raise
+    if not log.unrevealed:
+        log.hidden_ends = tuple(each for each in log.hidden_ends if each[1] < INT64_MAX)
+
+
 def stable_bound(log: HidingLog, offset: int) -> int:
     """The bound for a read of committed records from `offset` on: the last stable offset, or the first record of a
-    transaction of which damage may hide the end.
+    transaction of which damage may hide the end, or where a shortage hides it after the repair.
 
     Raises DamagedRecords for such a record, until the repair.
     """
     bound = log.last_stable_offset
     to_repair = damage_to_repair(log)
-    if not to_repair:
+    if not to_repair and not log.unrevealed:
         log.hidden_ends = ()
     for first_offset, end_offset in log.hidden_ends:
         if first_offset <= offset < min(end_offset, bound):
+            if not to_repair:
+                return offset
             segment, damage = next((each for each in to_repair if each[1].end_offset > first_offset), to_repair[0])
             raise DamagedRecords(segment.path, damage)
         if offset < first_offset:

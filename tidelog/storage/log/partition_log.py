@@ -21,7 +21,7 @@ from tidelog.protocol.uuids import METADATA_TOPIC_ID
 from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
 from tidelog.storage.log import explained_gaps, recovery
 from tidelog.storage.log.flush import Durability, FlushTask, leave_removed_file
-from tidelog.storage.log.hidden_transactions import damage_to_repair, note_end
+from tidelog.storage.log.hidden_transactions import damage_to_repair, note_end, revealing
 from tidelog.storage.log.loader import LoadedLog
 from tidelog.storage.log.recovery import examine_now, markers_in, settle
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
@@ -69,7 +69,7 @@ class PartitionLog:
         "flush_at", "gaps_explained_below", "hidden_ends", "high_watermark", "is_closed", "is_doubtful",
         "is_under_cleaning", "jitter_ms", "lacks_producers", "leader_epochs", "log_end_offset", "log_start_offset",
         "may_be_cleaned", "partition", "passes_damage", "producers", "rules", "segment_bytes", "segments", "snapshots",
-        "topic", "topic_id", "topic_id_has_checksum", "unsynced_gaps_below", "write_checkpoint",
+        "topic", "topic_id", "topic_id_has_checksum", "unrevealed", "unsynced_gaps_below", "write_checkpoint",
     )  # fmt: skip
 
     def __init__(
@@ -94,8 +94,8 @@ class PartitionLog:
         self.lacks_producers = self.passes_damage = loaded.lacks_producers
         """Damage, until its repair, hides batches from `producers`. `passes_damage`: also damage without a copy."""
         self.hidden_ends, self.log_end_offset = loaded.hidden_ends, loaded.log_end_offset
-        self.accepted_losses: frozenset[int] = frozenset()
-        """The first offsets of damaged ranges of which there is no copy."""
+        self.accepted_losses: frozenset[int] = frozenset()  # first offsets of damaged ranges of which there is no copy
+        self.unrevealed: tuple[DamagedRange | None, ...] = ()  # repaired, with an interrupted `after_repair`
         self.log_start_offset = self.high_watermark = loaded.log_start_offset
         filed = None if loaded.leader_epochs.is_dirty else loaded.leader_epochs.earliest
         self._checkpointed_start = (loaded.log_start_offset, filed)
@@ -455,9 +455,18 @@ class PartitionLog:
         return is_done
 
     def after_repair(self, repaired: DamagedRange | None = None) -> None:
-        """Rebuild what damage has hidden: rows of aborted transactions, and when no more is left the producer state."""
-        reveal = partial(recovery.reveal, self, repaired)
-        self._know_producers(anew=self._examining(reveal, self.log_start_offset, wait=True))
+        """Rebuild what damage has hidden: rows of aborted transactions, and when no more is left the producer state.
+
+        What a shortage interrupts is done by `maintain`, or with the next repair.
+        """
+        self.unrevealed = (*self.unrevealed, repaired)
+        self._reveal()
+
+    def _reveal(self) -> None:
+        while self.unrevealed:
+            with revealing(self) as repaired:
+                reveal = partial(recovery.reveal, self, repaired)
+                self._know_producers(anew=self._examining(reveal, self.log_start_offset, wait=True))
 
     def distrust_transactions(self, offset: int) -> None:
         self.segments.distrusted.add(offset)
@@ -466,7 +475,7 @@ class PartitionLog:
     def _know_producers(self, *, anew: bool = False) -> bool:
         """Whether the producer state is complete. It is rebuilt when no damage is left that may be repaired."""
         if self.lacks_producers and (anew or not damage_to_repair(self)):
-            self.reload_producers()
+            recovery.reload_producers(self)
         return not self.lacks_producers
 
     def accept_loss(self, damage: DamagedRange) -> None:
@@ -482,16 +491,6 @@ class PartitionLog:
     def explain_gaps(self, end_offset: int, *, sync: bool = True) -> None:
         """Record that the gaps below `end_offset` are no damage, also for later starts. Raises OSError."""
         explained_gaps.explain_gaps(self, end_offset, sync=sync)
-
-    def reload_producers(self) -> None:
-        """Rebuild the producer state from the newest snapshot and the batches after it. Waits for the device."""
-        self.lacks_producers = self.passes_damage = True  # until its end: a shortage may interrupt it
-        segments, start, end = list(self.segments), self.log_start_offset, self.log_end_offset
-        read, offset = recovery.read_producers(self.snapshots, segments, start, end)
-        self.producers.take_over(read)
-        self.producers.on_high_watermark(self.high_watermark)
-        self.lacks_producers = any(each.end_offset > offset for _, each in damage_to_repair(self))
-        self.passes_damage = any(each.end_offset > offset for _, each in self.damaged_ranges())
 
     def adopt_findings(self, segment: Segment) -> None:
         """Apply the result of a segment's examination. Raises OSError."""
@@ -618,7 +617,7 @@ class PartitionLog:
             if earlier is not None:
                 self.producers.return_to(earlier)
             else:  # takes seconds for a segment with small batches
-                self.reload_producers()
+                recovery.reload_producers(self)
             if damage and damage[-1].position == damage[-1].end_position == segment.size_bytes:
                 segment.seal()
                 self.durability.note_seal(segment)
@@ -697,7 +696,7 @@ class PartitionLog:
             self.leader_epochs.truncate_from_start(offset)
             self.producers.on_high_watermark(offset)
             if len(hiding) > len(self.damaged_ranges()):  # what it hid of transactions is deleted, and not repaired
-                self.reload_producers()
+                recovery.reload_producers(self)
 
     def maintain(self, now_ms: int, doomed: list[str] | None = None) -> bool:
         """Apply retention, request flushes by time, and remove files that are due. False if retention is not done yet.
@@ -706,6 +705,7 @@ class PartitionLog:
         takes out wait for `rename_condemned`.
         """
         self.clock_ms = now_ms
+        recovery.write_if_there_is_space(self._reveal, "what damage has hidden", or_descriptors=True)
         self._know_producers()  # a shortage may have kept a deletion from it
         if not self._apply_retention(now_ms):
             return False

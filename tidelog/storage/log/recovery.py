@@ -52,10 +52,23 @@ logger = logging.getLogger("tidelog.storage")
 
 
 class RepairedLog(HidingLog, Protocol):
-    """The part of `partition_log.PartitionLog` that `reveal` uses."""
+    """The part of `partition_log.PartitionLog` that `reveal` and `reload_producers` use."""
 
+    high_watermark: int
+    log_end_offset: int
+    producers: ProducerState
     segments: Segments
     snapshots: ProducerSnapshots
+
+
+def reload_producers(log: RepairedLog) -> None:
+    """Rebuild the producer state from the newest snapshot and the batches after it. Waits for the device."""
+    log.lacks_producers = log.passes_damage = True  # until its end: a shortage may interrupt it
+    read, offset = read_producers(log.snapshots, list(log.segments), log.log_start_offset, log.log_end_offset)
+    log.producers.take_over(read)
+    log.producers.on_high_watermark(log.high_watermark)
+    log.lacks_producers = any(each.end_offset > offset for _, each in damage_to_repair(log))
+    log.passes_damage = any(each.end_offset > offset for _, each in log.damaged_ranges())
 
 
 def read_producers(

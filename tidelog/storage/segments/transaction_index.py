@@ -180,20 +180,19 @@ class TransactionIndex:
         """
         if not self._is_rebuilt:
             return False
-        self._is_rebuilt = False
         data = bytes(self._loaded())
         try:
             present = self._disk.read_file(self.path) if self.exists else b""
         except FileNotFoundError:
             present = b""
-        if data == present and (data or not self.exists):
-            return False
-        if data:
+        has_changed = data != present or (self.exists and not data)
+        if has_changed and data:
             self._disk.write_file(self.path, data, sync=False)
-        else:
+        elif has_changed:
             self._disk.remove(self.path)
         self.exists = bool(data)
-        return True
+        self._is_rebuilt = False  # at the end: after a shortage it is written later
+        return has_changed
 
 
 def collect_rows(
