@@ -256,6 +256,50 @@ class TestLogs:
         assert len([path for path in tmp_path.iterdir() if path.name.endswith("-delete")]) == 1
         directory.close()
 
+    @pytest.mark.parametrize("ending", ["a stop", "a kill", "a kill before its first checkpoint"])
+    @pytest.mark.parametrize("is_listed_last", [True, False])
+    def test_of_two_future_ones_a_start_keeps_the_one_with_records(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, is_listed_last: bool
+    ):
+        """A shortage had interrupted the first creation. The directory that was listed first stayed for good."""
+
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        directory = opened(tmp_path)
+        for _ in range(2):
+            with monkeypatch.context() as patch:
+                patch.setattr(OsDisk, "write_file", fail)
+                with pytest.raises(OSError, match="Too many"):
+                    directory.create_future("a", 0, TOPIC_ID, CONFIG, NOW)
+            assert directory.futures == {}
+        directory.create_future("a", 0, TOPIC_ID, CONFIG, NOW)
+        log = directory.futures["a", 0]
+        log.append_as_leader(batch(3), 0, NOW, from_client=False)
+        log.flush()
+        if ending == "a stop":
+            directory.close()
+        else:
+            if ending == "a kill":
+                directory.write_checkpoints()
+            directory._lock.release()
+        directory = opened(tmp_path)
+        directory.ending = Ending.CLEAN if ending == "a stop" else Ending.KILLED
+        listed = OsDisk().list_directory
+        monkeypatch.setattr(
+            OsDisk,
+            "list_directory",
+            lambda _, path: sorted(
+                listed(path), key=lambda each: (log.directory.endswith(each.name)) == is_listed_last
+            ),
+        )
+        directory.load(lambda topic: CONFIG, NOW)
+        [found] = directory.futures.values()
+        assert (found.directory, found.log_end_offset, found.damaged_ranges()) == (log.directory, 3, [])
+        directory.maintain(NOW)
+        assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [Path(log.directory).name]
+        directory.close()
+
     def test_a_deletion_that_was_begun_is_finished_after_a_restart(self, tmp_path: Path):
         directory = opened(tmp_path)
         directory.create_log("t" * 249, 0, TOPIC_ID, CONFIG, NOW)

@@ -56,6 +56,7 @@ from tidelog.storage.files.usurped_names import free_names
 from tidelog.storage.log.checkpointed import CheckpointedOffsets, cleaned_offset
 from tidelog.storage.log.closing import close_logs
 from tidelog.storage.log.explained_gaps import keep_early_ends_of_unknown
+from tidelog.storage.log.flush import await_first_flush
 from tidelog.storage.log.loader import Checkpoints, Ending, LoadedLog, load_log, new_log
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 from tidelog.storage.log.recovery import write_if_there_is_space
@@ -243,8 +244,7 @@ class LogDirectory:
                 knows_recovery_point=RECOVERY_POINT_FILE not in self._checkpoints.unreadable,
             )  # fmt: skip
             try:
-                is_known = key in recovery_points
-                log = self._open_log(*key, config, checkpoints, now_ms, entry.name, is_known=is_known)
+                log = self._open_log(*key, config, checkpoints, now_ms, entry.name, is_known=key in recovery_points)
             except (CorruptLog, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
                 # Only these files are wrong. Any other OSError is an error of the device.
                 logger.error("%s/%s stays offline: %s", self.path, entry.name, error)
@@ -258,6 +258,7 @@ class LogDirectory:
                 log.cleaned_offset = cleaned_offset if cleaned_offset <= log.log_end_offset else -1
             if is_unknown:  # the next start has a checkpoint, of a log that was never cleaned
                 keep_early_ends_of_unknown(log)
+            log = self._discard_lesser(log, now_ms) if is_future and key in self.futures else log
             (self.futures if is_future else self.logs)[key] = log
         self._removed_logs.update({*recovery_points, *log_starts, *high_watermarks} - {*self.logs, *self.futures})
         away = away_names(entry.name for entry in entries if entry.is_directory)
@@ -357,7 +358,7 @@ class LogDirectory:
         log.durability.note_path(path)
         log.durability.note_directory(log.directory)
         if log.topic_id is None:
-            _await_first_flush(log)
+            await_first_flush(log)
         log.topic_id, log.topic_id_has_checksum = topic_id, True
 
     def delete_log(self, topic: str, partition: int, now_ms: int) -> None:
@@ -438,6 +439,13 @@ class LogDirectory:
         self._doom(now_ms, self._rename_log(log, name, topic, partition, DELETE_SUFFIX))
         del self.futures[topic, partition]
         self._removed_logs.add((topic, partition))
+
+    def _discard_lesser(self, log: PartitionLog, now_ms: int) -> PartitionLog:
+        """A shortage has interrupted the creation of one of two future logs. The other one."""
+        key, order = (log.topic, log.partition), lambda each: (each.topic_id is not None, each.log_end_offset)
+        self.futures[key], kept = sorted((self.futures[key], log), key=order)
+        self.discard_future(*key, now_ms)
+        return kept
 
     def _create(
         self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int, name: str = ""
@@ -527,7 +535,7 @@ class LogDirectory:
             log.durability.note_directory(directory)
             log.durability.note_directory(self.path)
             if loaded.recovery_point <= loaded.log_start_offset:  # no flush of this log is known
-                _await_first_flush(log)
+                await_first_flush(log)
         return log
 
     # Upkeep
@@ -789,12 +797,3 @@ def _is_file_name(name: str) -> bool:
 
 def _is_harmless(name: str) -> bool:
     return name in (LOCK_FILE, "lost+found") or name.endswith(".tmp")
-
-
-def _await_first_flush(log: PartitionLog) -> None:
-    """The next append waits for a flush.
-
-    After a loss of power, records without a topic id could be served as those of another topic of that name.
-    """
-    log.durability.is_new = True
-    log.flush_at = log.durability.flush_at

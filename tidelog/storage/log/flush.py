@@ -377,6 +377,8 @@ class LogInUse(Protocol):
     """The part of `partition_log.PartitionLog` that is used here."""
 
     disk: Disk
+    durability: Durability
+    flush_at: int
     segments: Segments
 
     def roll(self, now_ms: int, base_offset: int = -1) -> Segment: ...
@@ -395,3 +397,12 @@ def leave_removed_file(log: LogInUse, now_ms: int) -> None:
         log.roll(now_ms)
     else:
         active.release()
+
+
+def await_first_flush(log: LogInUse) -> None:
+    """The next append waits for a flush.
+
+    After a loss of power, records without a topic id could be served as those of another topic of that name.
+    """
+    log.durability.is_new = True
+    log.flush_at = log.durability.flush_at
