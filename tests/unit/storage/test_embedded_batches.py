@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch, offsets_of, read, records_of
 from tests.unit.storage.test_damage import copy_of, repair, served
-from tidelog.protocol.batches.record_batch import HEADER_SIZE, iter_headers
+from tidelog.protocol.batches.record_batch import HEADER, HEADER_SIZE, iter_headers
 from tidelog.protocol.batches.records import encode_batch, iter_records
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.repair import CopyRefused
@@ -231,3 +231,18 @@ def test_payload_at_the_end_of_the_last_batch_is_not_the_end_of_the_segment(logs
         destroy(made, number * len(batch(2)), HEADER_SIZE + 20)
     log = look(made, "while it is open")
     assert list(served(log)) == [*range(FIRST), *range(FIRST + 2, FIRST + 10)]
+
+
+@pytest.mark.parametrize("ending", ["while it is open", "after a clean stop"])
+def test_headers_that_claim_large_batches_hide_no_batch_that_the_index_names(logs: MakeLogs, ending: str) -> None:
+    """The CRCs of what a record's headers claim to be exhausted the search: the rest of the segment was refused."""
+    made = logs()
+    made.append(*[batch(2) for _ in range(BEFORE)])
+    claim = HEADER.pack(FIRST + 20, 1_000_000, 0, 2, 0, 0, 0, NOW, NOW, -1, -1, -1, 1)
+    made.append(memoryview(encode_batch([(NOW, None, bytes(100), [("h", claim)] * 500)])))
+    end = made.log.log_end_offset
+    made.append(*[batch(1, value=bytes(20_000)) for _ in range(100)])
+    whole = (made.folder / made.files("*.log")[0]).read_bytes()
+    destroy(made, position_in(whole, BEFORE), 4096)
+    log = look(made, ending)
+    assert list(served(log)) == [*range(FIRST), *range(end, end + 100)]

@@ -39,7 +39,9 @@ _CHUNK_BYTES: Final = 1024 * 1024
 _MAGIC_BYTE: Final = bytes([MAGIC])
 _EPOCH_EDGES_MAX: Final = 1000
 _SEARCHED_CRC_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bound of the candidates in a search for the next whole batch. Records may hold bytes that look like batches."""
+"""Bound of the candidates in a search for the next whole batch. Records may hold bytes that look like batches: beyond
+it, only what the offset index names is a candidate.
+"""
 _EMBEDDED_BYTES_MAX: Final = 8 * 1024 * 1024
 """A longer series of batches is not the payload of one batch, because max.message.bytes is 1 MiB by default."""
 UNKNOWN_END: Final = -1
@@ -362,8 +364,8 @@ class Examiner:
                 if header is None or not self._expected <= header.base_offset <= self._offset_max:
                     continue
                 budget -= header.size_bytes
-                if budget < 0:
-                    return
+                if budget < 0 and (header.last_offset, at) not in self._named:
+                    continue
                 candidate = self._window.whole(at)
                 if candidate is not None and self._fits(candidate):
                     yield candidate
