@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, idempotent, m
 from tidelog.protocol.batches.record_batch import HEADER, BatchHeader, iter_headers, read_header, write_crc
 from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.files.disk import OsFile
 from tidelog.storage.log import recovery
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.producers import recall
@@ -753,6 +755,34 @@ def test_a_kill_after_a_truncation_below_the_high_watermark_misses_no_records(
     assert not made.directory.shortened_logs
     assert not log.damaged_ranges()
     assert (log.log_end_offset, offsets_of(records_of(log))) == (2, [0, 1])
+
+
+@pytest.mark.parametrize("size_changes", [False, True])
+def test_a_kill_after_preallocate_and_segment_bytes_were_changed_misses_no_records(
+    logs: MakeLogs, monkeypatch: pytest.MonkeyPatch, size_changes: bool
+) -> None:
+    """Nothing says then that the zeros are none of lost records. A shortage leaves them until the next segment."""
+    made = logs(preallocate=True, segment_bytes=100_000)
+    made.append(*(batch() for _ in range(5)))
+    path = made.folder / f"{FIRST}.log"
+    made.config = replace(made.config, preallocate=False, segment_bytes=50_000 if size_changes else 100_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(OsFile, "truncate", short_of_memory)
+        made.log.set_config(made.config)
+    assert path.stat().st_size == 100_000
+    made.log.set_config(replace(made.config, preallocate=True))
+    assert path.stat().st_size == 100_000
+    made.log.set_config(made.config)
+    assert path.stat().st_size < 1000
+    made.append(batch())
+    made.kill()
+    log = made.open(machine_ran_on=True)
+    assert not made.directory.shortened_logs
+    assert offsets_of(records_of(log)) == list(range(6))
+
+
+def short_of_memory(*_: object) -> None:
+    raise OSError(errno.ENOMEM, "no memory")
 
 
 @pytest.mark.parametrize("is_known_to_be_off", [False, True])

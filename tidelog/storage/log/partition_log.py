@@ -132,13 +132,13 @@ class PartitionLog:
 
     def set_config(self, config: LogConfig) -> None:
         """Apply changed settings. An existing segment keeps its index sizes until it is rolled."""
-        self.config = config
+        self.config, self.segment_bytes = config, config.segment_bytes
         self.rules = AppendRules(config)
-        self.segment_bytes = config.segment_bytes
         self.jitter_ms = segment_jitter_ms(config, self.topic, self.partition)
         self.durability.flush_messages = config.flush_messages
         self.flush_at = self.durability.flush_at
         self.segments.active.set_roll_age(config.segment_ms, self.jitter_ms)
+        self.segments.active.trim_unless(config.preallocate)
         if config.is_compacted:
             for segment in self.segments:
                 segment.may_have_gaps = True

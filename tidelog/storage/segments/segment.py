@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Final
 
@@ -641,6 +642,15 @@ class Segment:
             self.synced_bytes = -1
             if not self.size_bytes:  # it holds a gap: after a kill no flush syncs it
                 self.file.sync()
+        self.is_preallocated = False
+
+    def trim_unless(self, preallocate: bool) -> None:
+        """Nothing tells the zeros from lost records after a kill, if the settings have changed. A shortage leaves them
+        until the segment is closed.
+        """
+        if self.is_preallocated and not preallocate:
+            with suppress(OSError):
+                self.trim()
 
     def truncate(self, position: int, end_offset: int) -> None:
         """Cut file and indexes at `position`, where the batches before `end_offset` end."""
