@@ -206,7 +206,7 @@ def test_over_a_slow_link_smaller_chunks_are_asked_for(node, new_topic, monkeypa
     real, asked = raw_fetch._Reader._fetch, []
 
     async def ask(reader, offset):
-        asked.append(reader._chunk_bytes)
+        asked.append(reader._chunk_size.bytes)
         if asked[-1] > 2**19:  # more than comes within the request timeout
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "127.0.0.1:1 did not answer Fetch in time")
         return await real(reader, offset)
@@ -218,6 +218,55 @@ def test_over_a_slow_link_smaller_chunks_are_asked_for(node, new_topic, monkeypa
     assert asked == [2**23, 2**21, 2**19]
     assert read(node, topic, 0, 50, **options, **{"kafka.max.partition.fetch.bytes": "200000"}).num_rows == 50
     assert asked[3:] == [200_000]
+
+
+def test_over_a_link_that_often_breaks_smaller_chunks_are_asked_for(node, new_topic, monkeypatch):
+    """A task asked for the same chunk until its time was up."""
+    real, asked = raw_fetch._Reader._fetch, []
+
+    async def ask(reader, offset):
+        asked.append(reader._chunk_size.bytes)
+        if asked[-1] > 2**19:  # more than comes before the connection breaks
+            raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "127.0.0.1:1 closed the connection")
+        return await real(reader, offset)
+
+    monkeypatch.setattr(raw_fetch._Reader, "_fetch", ask)
+    topic = new_topic(50)
+    table = read(node, topic, 0, 50, **{"kafkaConsumer.pollTimeoutMs": "60000", "kafka.retry.backoff.ms": "1"})
+    assert table["offset"].to_pylist() == list(range(50))
+    assert asked == [2**23, 2**23, 2**21, 2**19]
+
+
+def test_chunks_grow_again_when_their_leader_is_back(node, new_topic, monkeypatch):
+    """A leader that was away for a minute left a task with chunks of 64 KiB."""
+    real, asked = raw_fetch._Reader._fetch, []
+
+    async def ask(reader, offset):
+        asked.append(reader._chunk_size.bytes)
+        if len(asked) <= 8:
+            raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "127.0.0.1:1 closed the connection")
+        return await real(reader, offset)
+
+    monkeypatch.setattr(raw_fetch._Reader, "_fetch", ask)
+    topic = new_topic(0)
+    with Producer(bootstrap_servers=node.bootstrap_servers) as producer:
+        for _ in range(40):
+            producer.send(topic, bytes(100_000), partition=0)
+        producer.flush()
+    table = read(node, topic, 0, 40, **{"kafkaConsumer.pollTimeoutMs": "60000", "kafka.retry.backoff.ms": "1"})
+    assert table["offset"].to_pylist() == list(range(40))
+    assert asked[7:12] == [2**16, 2**16, 2**18, 2**20, 2**22]
+
+
+def test_a_size_that_failed_is_tried_again_later_each_time():
+    size, failed = raw_fetch._ChunkSize(2**23), []
+    for step in range(400):
+        if size.bytes > 2**21:  # more than comes within the request timeout
+            failed.append(step)
+            size.shrink(2**16)
+        else:
+            size.handle_arrival()
+    assert failed == [0, 2, 5, 10, 19, 36, 69, 134, 199, 264, 329, 394]
 
 
 def test_a_log_that_ends_before_the_range_is_data_loss(node, new_topic):

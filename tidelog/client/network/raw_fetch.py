@@ -47,9 +47,11 @@ from tidelog.protocol.messages.fetch import (
 
 _SESSIONLESS_EPOCH = -1
 DEFAULT_CHUNK_BYTES = 4 * 1024 * 1024
-_SMALLER_CHUNK = 4
-"""After an answer that did not come in time, the reader asks for so many times less."""
+_CHUNK_FACTOR = 4
+"""After an answer that did not come the reader asks for so many times less; for as many times more after one that did.
+"""
 _CHUNK_BYTES_MIN = 65_536
+_ARRIVALS_MAX = 64
 
 
 class ReplacedOffsets(KafkaError):
@@ -95,8 +97,9 @@ async def fetch_raw(
 ) -> AsyncIterator[RawBatches]:
     """Yield the batches that hold [start_offset, end_offset), in order.
 
-    A chunk has about `chunk_bytes`, at least one batch; less after an answer that did not come within
-    the request timeout, as over a slow link, or was too large to receive. The read follows leader
+    A chunk has about `chunk_bytes`, at least one batch; less for a while after an answer that did not come within
+    the request timeout, as over a slow link, was too large to receive, or whose connection broke twice. The read
+    follows leader
     changes. With a `topic_id` (not zeros) it waits while the metadata has another topic of this name. Raises
     KafkaError: OFFSET_OUT_OF_RANGE when the log no longer (or not yet) has the offset, ReplacedOffsets
     when it is another log than the one that was read, REQUEST_TIMED_OUT when no records arrive for
@@ -122,6 +125,36 @@ async def fetch_raw(
             await asyncio.wait([next_task])
 
 
+class _ChunkSize:
+    """How many bytes to ask for: less where answers do not come, and more again with those that do.
+
+    A size that failed after a growth is tried again later each time, after up to _ARRIVALS_MAX chunks.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.bytes = size_bytes
+        self._bytes_max = size_bytes
+        self._arrivals = 0
+        """Those since the size was another one."""
+        self._arrivals_to_grow = 1
+        self._has_grown = False
+        """Since an answer failed."""
+
+    def shrink(self, least_bytes: int) -> None:
+        self.bytes = min(self.bytes, max(self.bytes // _CHUNK_FACTOR, least_bytes))
+        self._arrivals = 0
+        if self._has_grown:
+            self._arrivals_to_grow = min(2 * self._arrivals_to_grow, _ARRIVALS_MAX)
+        self._has_grown = False
+
+    def handle_arrival(self) -> None:
+        self._arrivals += 1
+        if self.bytes < self._bytes_max and self._arrivals >= self._arrivals_to_grow:
+            self.bytes = min(self.bytes * _CHUNK_FACTOR, self._bytes_max)
+            self._arrivals = 0
+            self._has_grown = True
+
+
 class _Reader:
     """Fetches the chunks of one partition."""
 
@@ -138,7 +171,7 @@ class _Reader:
     ) -> None:
         self._cluster = cluster
         self._partition = partition
-        self._chunk_bytes = chunk_bytes
+        self._chunk_size = _ChunkSize(chunk_bytes)
         self._isolation = isolation
         self._max_wait_ms = max_wait_ms
         self._stall_timeout_ms = stall_timeout_ms
@@ -152,7 +185,7 @@ class _Reader:
         """Wait for the chunk at `offset`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._stall_timeout_ms / 1000
-        failures = 0
+        failures = breaks = 0
         reason = "no records came"
         while loop.time() < deadline:
             throttled_s = self._throttled_until_s - loop.time()
@@ -166,21 +199,22 @@ class _Reader:
                 chunk = _chunk(self._partition, data, offset, end_offset, self._check_crcs)
                 if chunk is not None:
                     self._last_epoch = chunk.last_epoch
+                    self._chunk_size.handle_arrival()
                     return chunk
-                failures = 0
+                failures = breaks = 0
                 is_held_back = self._isolation and data.last_stable_offset <= offset < data.high_watermark
                 reason = "an open transaction held the records back" if is_held_back else "no records came"
             except KafkaError as error:
                 if not error.retriable:
                     raise
                 is_too_large = isinstance(error, AnswerTooLarge)
-                if is_too_large and self._chunk_bytes == 1:  # a single batch is
+                if is_too_large and self._chunk_size.bytes == 1:  # a single batch is
                     problem = f"the records of {self._partition} at {offset} cannot be fetched: {error.message}"
                     raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, problem) from None
-                if is_too_large or error.code is ErrorCode.REQUEST_TIMED_OUT:
-                    # An answer of the same size would never come, over a slow link for example.
-                    least = 1 if is_too_large else _CHUNK_BYTES_MIN
-                    self._chunk_bytes = min(self._chunk_bytes, max(self._chunk_bytes // _SMALLER_CHUNK, least))
+                breaks = breaks + 1 if error.code is ErrorCode.NETWORK_EXCEPTION else 0
+                if is_too_large or breaks > 1 or error.code is ErrorCode.REQUEST_TIMED_OUT:
+                    # An answer of the same size may never come, over a slow link or one that often breaks.
+                    self._chunk_size.shrink(1 if is_too_large else _CHUNK_BYTES_MIN)
                 reason = str(error)
                 failures += 1
                 self._cluster.request_refresh()
@@ -210,7 +244,7 @@ class _Reader:
         request = FetchRequest(
             max_wait_ms=self._max_wait_ms,
             min_bytes=1,
-            max_bytes=self._chunk_bytes,
+            max_bytes=self._chunk_size.bytes,
             isolation_level=self._isolation,
             session_epoch=_SESSIONLESS_EPOCH,
             topics=[
@@ -223,7 +257,7 @@ class _Reader:
                             current_leader_epoch=cluster.metadata.leader_epoch(self._partition),
                             fetch_offset=offset,
                             last_fetched_epoch=self._last_epoch if has_divergence else -1,
-                            partition_max_bytes=self._chunk_bytes,
+                            partition_max_bytes=self._chunk_size.bytes,
                         )
                     ],
                 )
