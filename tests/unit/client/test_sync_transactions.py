@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from tidelog.client import (
     TransactionAbortable,
     TransactionAborted,
 )
-from tidelog.client.sync import Producer
+from tidelog.client.sync import Producer, producer
 from tidelog.client.sync.loop_thread import LoopThread
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.end_txn import EndTxnRequest
@@ -303,6 +304,47 @@ def test_close_waits_for_the_commit_of_another_thread_that_waits_for_a_record(is
     else:
         assert isinstance(errors[0], (RuntimeError, TransactionAborted))
         assert cluster.transactions.ends != ["commit"]
+
+
+@pytest.mark.parametrize("has_block", [False, True])
+@pytest.mark.parametrize("records", range(6))
+def test_close_lets_a_commit_begin_whose_records_it_has_drained(records, has_block, monkeypatch, cluster):
+    """It began at once when its own drain reached what the commit had waited for, and the commit raised."""
+    monkeypatch.setattr(producer, "_RECORDS_PER_DRAIN", 1)
+    sending = transactional(cluster)
+    sending.start()
+    sending.init_transactions()
+    sending.partitions_for("t")
+    block = sending.transaction()
+    if has_block:
+        block.__enter__()
+    else:
+        sending.begin_transaction()
+    thread, may_go_on, errors = sending._thread, threading.Event(), []
+    assert thread is not None
+
+    def commit() -> None:
+        try:
+            if has_block:
+                block.__exit__(None, None, None)
+            else:
+                sending.commit_transaction()
+        except BaseException as error:
+            errors.append(error)
+
+    thread.loop.call_soon_threadsafe(may_go_on.wait, PATIENCE_S)
+    futures = [sending.send("t", b"%d" % number, partition=0) for number in range(records)]
+    calls = [threading.Thread(target=call, daemon=True) for call in (commit, sending.close)]
+    for count, call in enumerate(calls, 1):
+        call.start()
+        wait_until(partial(lambda sent: len(thread._calls) == sent, count))
+    time.sleep(0.01)  # until the call is on its way to the loop
+    may_go_on.set()
+    for call in calls:
+        join(call)
+    assert errors == []
+    assert cluster.transactions.ends == ["commit"] * bool(records)
+    assert all(future.exception(0) is None for future in futures)
 
 
 def test_an_abort_ends_a_flush_behind_the_record_that_waits_for_its_topic(cluster):

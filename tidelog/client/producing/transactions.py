@@ -46,6 +46,8 @@ class Transactions:
         self._sender = sender
         self._is_detached = False
         self._commits_ahead = 0
+        self._has_none_ahead = asyncio.Event()
+        self._has_none_ahead.set()
         self._number_of_close = 0
         """The transaction that `close` has aborted."""
         self._unreported_number = 0
@@ -246,10 +248,17 @@ class Transactions:
     def commit_ahead(self) -> Iterator[None]:
         """A commit was called, and begins after this: it waits for the records that were sent before it."""
         self._commits_ahead += 1
+        self._has_none_ahead.clear()
         try:
             yield
         finally:
             self._commits_ahead -= 1
+            if not self._commits_ahead:
+                self._has_none_ahead.set()
+
+    async def wait_for_commits_ahead(self) -> None:
+        """A commit begins in the step of its task that ends `commit_ahead`, and so before this returns."""
+        await self._has_none_ahead.wait()
 
     def begin_close(self) -> bool:
         """Abort an open transaction in the background. A commit that was called goes on, as in Java. Returns whether

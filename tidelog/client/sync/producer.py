@@ -727,6 +727,7 @@ class Producer(BlockingClient):
                         if transactions.begin_close():
                             self._drop_queued()
                         await self._drain_queue()
+                        await transactions.wait_for_commits_ahead()
                     await self._producer.close()
             except TimeoutError:
                 await self._producer.close(0)
