@@ -88,15 +88,6 @@ _BOOTSTRAP = click.option(
     callback=lambda context, parameter, value: with_ports(value),
     help="A broker of the cluster; several with commas. Without PORT it is 9092.",
 )
-_PROPERTIES = click.option(
-    "-X",
-    "--property",
-    "properties",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=lambda context, parameter, values: key_values(values),
-    help="A client option by Kafka's name, such as request.timeout.ms=5000. May be given many times.",
-)
 as_json = click.option("--json", "json_wanted", is_flag=True, help="Print JSON.")
 
 
@@ -118,21 +109,32 @@ def alternative(flag: str, name: str, value: object, about: str) -> Callable[[De
     return click.option(flag, is_flag=True, expose_value=False, callback=choose, help=about)
 
 
-def overriding(what: str) -> Callable[[Decorated], Decorated]:
-    """Add the option `-o key=value` to a command: configuration by Kafka's names, as the parameter `overrides`."""
+def key_value_option(*names: str, about: str) -> Callable[[Decorated], Decorated]:
+    """Add an option that may be given many times; the parameter is a mapping."""
     return click.option(
-        "-o",
-        "--override",
-        "overrides",
+        *names,
         multiple=True,
         metavar="KEY=VALUE",
         callback=lambda context, parameter, values: key_values(values),
-        help=f"{what} May be given many times.",
+        help=about,
     )
 
 
+_PROPERTIES = key_value_option(
+    "-X",
+    "--property",
+    "properties",
+    about="A client option by Kafka's name, such as request.timeout.ms=5000. May be given many times.",
+)
+
+
+def overriding(what: str) -> Callable[[Decorated], Decorated]:
+    """Add the option `-o key=value` to a command: configuration by Kafka's names, as the parameter `overrides`."""
+    return key_value_option("-o", "--override", "overrides", about=f"{what} May be given many times.")
+
+
 def key_values(values: Sequence[str]) -> dict[str, str]:
-    """`["a=1", "b=2"]` as a mapping. Raises a usage error."""
+    """`["a=1", "b=2"]` as a mapping. Raises a usage error, which names the option in a callback of it only."""
     pairs = {}
     for value in values:
         key, equals, text = value.partition("=")

@@ -22,7 +22,7 @@ from tidelog.cli.common import (
     client_options,
     connecting,
     echo,
-    key_values,
+    key_value_option,
     print_json,
     print_table,
     require_running,
@@ -129,10 +129,10 @@ def describe(
 @_KIND
 @click.argument("names", nargs=-1)
 @_FOR_ALL_BROKERS
-@click.option("-s", "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a config.")
+@key_value_option("-s", "--set", "sets", about="Set a config.")
 @click.option("-d", "--delete", "deletes", multiple=True, metavar="KEY", help="Put a config back to what is below it.")
-@click.option("--append", "appends", multiple=True, metavar="KEY=VALUE", help="Add to the list that a config is.")
-@click.option("--subtract", "subtracts", multiple=True, metavar="KEY=VALUE", help="Take from the list.")
+@key_value_option("--append", "appends", about="Add to the list that a config is.")
+@key_value_option("--subtract", "subtracts", about="Take from the list.")
 @click.option("--dry-run", is_flag=True, help="Only ask whether it would be allowed.")
 @as_json
 @connecting
@@ -142,10 +142,10 @@ def alter(
     bootstrap: str,
     properties: dict[str, str],
     for_all: bool,
-    sets: tuple[str, ...],
+    sets: dict[str, str],
     deletes: tuple[str, ...],
-    appends: tuple[str, ...],
-    subtracts: tuple[str, ...],
+    appends: dict[str, str],
+    subtracts: dict[str, str],
     dry_run: bool,
     json_wanted: bool,
 ) -> int:
@@ -166,10 +166,10 @@ def alter(
             "give the name of the resource to change" + (", or --default" if kind == "brokers" else "")
         )
     changes = [
-        *(ConfigChange(key, value) for key, value in key_values(sets).items()),
+        *(ConfigChange(key, value) for key, value in sets.items()),
         *(ConfigChange(key, None, DELETE) for key in deletes),
-        *(ConfigChange(key, value, APPEND) for key, value in key_values(appends).items()),
-        *(ConfigChange(key, value, SUBTRACT) for key, value in key_values(subtracts).items()),
+        *(ConfigChange(key, value, APPEND) for key, value in appends.items()),
+        *(ConfigChange(key, value, SUBTRACT) for key, value in subtracts.items()),
     ]
     if not changes:
         raise click.UsageError("nothing to change: give --set, --delete, --append or --subtract")

@@ -211,7 +211,13 @@ async def of_answering(
 @click.argument("name", required=False)
 @click.option("-p", "--partition", "numbers", type=IntegerRange(0), multiple=True, help="Only this partition.")
 @click.option("--before-offset", type=IntegerRange(0), metavar="N", help="What is before this offset.")
-@click.option("--before-time", metavar="TIME", help="What is before the first record from then on, as `offsets` says.")
+@click.option(
+    "--before-time",
+    "before_ms",
+    metavar="TIME",
+    callback=lambda context, parameter, value: None if value is None else time_in(value),
+    help="What is before the first record from then on, as `offsets` says.",
+)
 @click.option("--all", "everything", is_flag=True, help="All records that there are now.")
 @click.option(
     "--offset-json-file",
@@ -225,7 +231,7 @@ def delete_records(
     name: str | None,
     numbers: tuple[int, ...],
     before_offset: int | None,
-    before_time: str | None,
+    before_ms: int | None,
     everything: bool,
     file: Path | None,
     bootstrap: str,
@@ -240,13 +246,12 @@ def delete_records(
       tidelog topics delete-records flights --before-time 2026-03-01T00:00:00
       tidelog topics delete-records --offset-json-file plan.json
     """
-    kinds = (before_offset is not None, before_time is not None, everything, file is not None)
+    kinds = (before_offset is not None, before_ms is not None, everything, file is not None)
     if kinds.count(True) != 1 or (file is None) == (name is None) or (file is not None and numbers):
         raise click.UsageError(
             "give NAME with one of --before-offset, --before-time or --all, or --offset-json-file alone"
         )
     planned = {} if file is None else _read(file)
-    before_ms = None if before_time is None else time_in(before_time)
 
     async def targets(admin: Admin) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
         partitions, leaderless = await led_partitions(

@@ -24,7 +24,7 @@ from tidelog.cli.common import (
     connecting,
     echo,
     fail,
-    key_values,
+    key_value_option,
     print_json,
     print_table,
     run,
@@ -82,12 +82,26 @@ def list_topics(bootstrap: str, properties: dict[str, str], exclude_internal: bo
             echo(name)
 
 
+def _assignment(context: click.Context, parameter: click.Parameter, text: str | None) -> list[list[int]]:
+    """`1:2,2:3` as the replicas of each partition, in the form of kafka-topics."""
+    try:
+        return [[int(broker) for broker in part.split(":")] for part in text.split(",")] if text else []
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not of the form 1:2,2:3: brokers of each partition") from None
+
+
 @command.command("create")
 @click.argument("name")
 @click.option("-p", "--partitions", type=IntegerRange(1), help="How many; without it the broker's num.partitions.")
 @click.option("-r", "--replication-factor", type=IntegerRange(1), help="Without it the broker's default.")
-@click.option("-a", "--assignment", metavar="B:B,B:B", help="Brokers of each partition instead of numbers: 1:2,2:3.")
-@click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A topic configuration.")
+@click.option(
+    "-a",
+    "--assignment",
+    metavar="B:B,B:B",
+    callback=_assignment,
+    help="Brokers of each partition instead of numbers: 1:2,2:3.",
+)
+@key_value_option("-c", "--config", "configs", about="A topic configuration.")
 @click.option("--if-not-exists", is_flag=True, help="Succeed when the topic is there already.")
 @click.option("--dry-run", is_flag=True, help="Only ask whether it would be allowed.")
 @as_json
@@ -98,8 +112,8 @@ def create(
     properties: dict[str, str],
     partitions: int | None,
     replication_factor: int | None,
-    assignment: str | None,
-    configs: tuple[str, ...],
+    assignment: list[list[int]],
+    configs: dict[str, str],
     if_not_exists: bool,
     dry_run: bool,
     json_wanted: bool,
@@ -111,11 +125,10 @@ def create(
       tidelog topics create flights --partitions 6 --config retention.ms=86400000
       tidelog topics create flights --assignment 1:2,2:3,3:1
     """
-    replicas = _assignment(assignment)
-    warn_of_unknown("topics", key_values(configs))
-    if replicas and (partitions or replication_factor):
+    warn_of_unknown("topics", configs)
+    if assignment and (partitions or replication_factor):
         raise click.UsageError("--assignment already gives the numbers of partitions and replicas")
-    topic = NewTopic(name, partitions or -1, replication_factor or -1, key_values(configs), dict(enumerate(replicas)))
+    topic = NewTopic(name, partitions or -1, replication_factor or -1, configs, dict(enumerate(assignment)))
 
     async def ask() -> bytes | None:
         async with Admin(**client_options(bootstrap, properties)) as admin:
@@ -135,14 +148,6 @@ def create(
         echo(f"Topic {name} is there already.")
     else:
         echo(f"{'Would create' if dry_run else 'Created'} topic {name}.")
-
-
-def _assignment(text: str | None) -> list[list[int]]:
-    """`1:2,2:3` as the replicas of each partition, in the form of kafka-topics."""
-    try:
-        return [[int(broker) for broker in part.split(":")] for part in text.split(",")] if text else []
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not of the form 1:2,2:3: brokers of each partition") from None
 
 
 @command.command("describe")
@@ -260,8 +265,10 @@ async def _details(admin: Admin, topics: list[TopicDescription], *, sizes: bool,
 @command.command("alter")
 @click.argument("name")
 @click.option("-p", "--partitions", type=IntegerRange(1), help="How many there shall be; never fewer than there are.")
-@click.option("-a", "--assignment", metavar="B:B,B:B", help="Brokers of each new partition: 1:2,2:3.")
-@click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A configuration to set.")
+@click.option(
+    "-a", "--assignment", metavar="B:B,B:B", callback=_assignment, help="Brokers of each new partition: 1:2,2:3."
+)
+@key_value_option("-c", "--config", "configs", about="A configuration to set.")
 @click.option("--delete-config", "deleted", multiple=True, metavar="KEY", help="One to put back to its default.")
 @click.option("--if-exists", is_flag=True, help="Succeed when there is no such topic.")
 @click.option("--dry-run", is_flag=True, help="Only ask whether it would be allowed.")
@@ -272,8 +279,8 @@ def alter(
     bootstrap: str,
     properties: dict[str, str],
     partitions: int | None,
-    assignment: str | None,
-    configs: tuple[str, ...],
+    assignment: list[list[int]],
+    configs: dict[str, str],
     deleted: tuple[str, ...],
     if_exists: bool,
     dry_run: bool,
@@ -286,14 +293,14 @@ def alter(
       tidelog topics alter flights --partitions 12
       tidelog topics alter flights --config retention.ms=3600000 --delete-config segment.bytes
     """
-    changes: dict[str, str | None] = {**key_values(configs), **dict.fromkeys(deleted)}
-    if both := key_values(configs).keys() & set(deleted):
+    changes: dict[str, str | None] = {**configs, **dict.fromkeys(deleted)}
+    if both := configs.keys() & set(deleted):
         raise click.UsageError(f"give --config or --delete-config for {min(both)}, not both")
     if partitions is None and not changes:
         raise click.UsageError("nothing to change: give --partitions, --config or --delete-config")
     if assignment and partitions is None:
         raise click.UsageError("--assignment is only for new partitions: give their new total number with --partitions")
-    replicas = {name: _assignment(assignment)} if assignment else None
+    replicas = {name: assignment} if assignment else None
     warn_of_unknown("topics", changes)
 
     def tell(line: str) -> None:

@@ -90,7 +90,7 @@ def test_a_misspelt_command_names_the_nearest(cli: Cli):
         (("produce", "t", "-X", "linger.ms=x"), "linger_ms must be a whole number, not 'x'"),
         (("reassign", "--json", "missing", "--verify"), "Invalid value for '--json': File 'missing' does not exist."),
         (("top", "--delay", "x"), "Invalid value for '-d' / '--delay': 'x' is not a valid number."),
-        (("configs", "alter", "topics", "t", "--set", "x"), "Invalid value: 'x' is not key=value"),
+        (("configs", "alter", "topics", "t", "--set", "x"), "Invalid value for '-s' / '--set': 'x' is not key=value"),
     ],
 )
 def test_a_wrong_value_is_one_line(cli: Cli, words: tuple[str, ...], problem: str):

@@ -9,7 +9,7 @@ import asyncio
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -390,10 +390,17 @@ def stop(ids: tuple[int, ...], directory: Path, json_wanted: bool) -> None:
 @_DATA
 @click.option("--seconds", type=NumberRange(0.1), default=3.0, show_default=True, help="How long to measure.")
 @click.option("--measure", "names", multiple=True, help="Count only this one; may be given many times.")
-@click.option("--weight", "weights", multiple=True, metavar="MEASURE=NUMBER", help="How much one counts; 1 without.")
+@click.option(
+    "--weight",
+    "weights",
+    multiple=True,
+    metavar="MEASURE=NUMBER",
+    callback=lambda context, parameter, values: _weights(values),
+    help="How much one counts; 1 without.",
+)
 @as_json
 def balance(
-    directory: Path, seconds: float, names: tuple[str, ...], weights: tuple[str, ...], json_wanted: bool
+    directory: Path, seconds: float, names: tuple[str, ...], weights: dict[str, float], json_wanted: bool
 ) -> int:
     """Print how evenly the load lies on the brokers: shares, deviation rates (alarm above 10 %), spread.
 
@@ -403,14 +410,22 @@ def balance(
     """
     from tidelog.cli.cluster.balance import MEASURES, show
 
-    try:
-        weighed = {name: float(value) for name, value in key_values(weights).items()}
-    except ValueError:
-        raise click.BadParameter("a weight must be a number") from None
-    unknown = [name for name in (*names, *weighed) if name not in MEASURES]
-    if unknown or not all(0 <= value < math.inf for value in weighed.values()):
-        raise click.BadParameter(f"measures are {', '.join(MEASURES)}; weights are numbers from 0 on")
-    return show(_state(directory), names, weighed, seconds, json_wanted)
+    for option, given in (("--measure", names), ("--weight", weights)):
+        if unknown := [name for name in given if name not in MEASURES]:
+            raise click.BadParameter(f"{unknown[0]!r} is no measure; they are {', '.join(MEASURES)}", param_hint=option)
+    return show(_state(directory), names, weights, seconds, json_wanted)
+
+
+def _weights(values: Sequence[str]) -> dict[str, float]:
+    weights = {}
+    for name, text in key_values(values).items():
+        try:
+            weights[name] = float(text)
+        except ValueError:
+            weights[name] = math.nan
+        if not 0 <= weights[name] < math.inf:
+            raise click.BadParameter(f"{text!r} of {name!r} is not a number from 0 on")
+    return weights
 
 
 def _state(directory: Path) -> ClusterState:
