@@ -162,7 +162,9 @@ class ReplicaFetchers:
             self._watchdog = self.loop.call_later(self.settings.request_timeout_ms / 2000, self._watch)
 
     def _watch(self) -> None:
-        """One coarse deadline for all links: a link with no response between two checks is closed at the second."""
+        """One coarse deadline for all links: a link with no response between two checks, and without 64 KiB more of
+        the present one, is closed at the second.
+        """
         self._watchdog = None
         for link in list(self._links.values()):
             link.check_progress()

@@ -69,6 +69,9 @@ RESUME_MS: Final = 10.0
 FREED_MS: Final = 400.0
 # A leader may learn of its election later than its follower, so only lasting failures are logged at INFO.
 FAILURES_BEFORE_INFO: Final = 5
+# So many more bytes of an answer between two looks show that a slow link still brings it. A request for the same bytes
+# on a new connection would arrive no sooner: the replica would fetch them without end.
+ARRIVING_BYTES: Final = 64 * 1024
 EPOCH_MAX: Final = 2**31 - 1
 _OFFSET = Struct(">q")
 
@@ -159,6 +162,7 @@ class ReplicaFetcher:
         self._session_epoch = 0
         self._requests_sent = self._requests_answered = 0
         self._answered_at_check = -1
+        self._arrived_bytes_at_check = 0
         self._backoff = Backoff(settings.backoff_ms_initial, settings.backoff_ms_max)
         self._failure = ""  # of the last attempt, until the leader answers
         self._failed_at_check = False
@@ -222,10 +226,14 @@ class ReplicaFetcher:
 
     def check_progress(self) -> None:
         answered = self._requests_answered + self._bounds.answered_count
-        if self._owes_answer and answered == self._answered_at_check and self._link is not None:
+        arrived_bytes = 0 if self._link is None else self._link.arrived_bytes
+        is_arriving = arrived_bytes - self._arrived_bytes_at_check >= ARRIVING_BYTES
+        is_silent = answered == self._answered_at_check and not is_arriving
+        if self._owes_answer and is_silent and self._link is not None:
             logger.warning("broker %d does not answer: closing the connection to it", self.leader_id)
             self._broken("it does not answer")
         self._answered_at_check = answered if self._owes_answer else -1
+        self._arrived_bytes_at_check = arrived_bytes
         if self._failure and self._failed_at_check:
             logger.warning(
                 "no records come from broker %d for the replicas here that follow it (%d): %s",

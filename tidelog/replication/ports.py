@@ -74,6 +74,11 @@ class Link(Protocol):
         """Why the link broke."""
         ...
 
+    @property
+    def arrived_bytes(self) -> int:
+        """The bytes of the present answer that have arrived. It is not whole yet."""
+        ...
+
     def close(self) -> None:
         """Open requests get None."""
         ...

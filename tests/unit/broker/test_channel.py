@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from itertools import accumulate
 from unittest.mock import Mock
 
 import pytest
@@ -105,6 +106,27 @@ async def test_an_answer_larger_than_the_buffer_arrives_whole(size_bytes: int) -
         assert answers == [b"small", body, b"small again"]
         channel.close()
         await channel.closed()
+
+
+async def test_the_arrived_bytes_are_those_of_an_answer_that_is_not_whole() -> None:
+    link = Channel(asyncio.get_running_loop(), Endpoint("127.0.0.1", 9), "test")
+    taken: list[bytes | None] = []
+    for _ in range(3):
+        link.request(HEARTBEAT, 1, b"", kept(taken))
+    frames = [answer(1, b"first"), answer(2, bytes(3 * BUFFER_INITIAL_BYTES)), answer(3, b"third")]
+    stops = list(accumulate(map(len, frames)))
+    received, position = b"".join(frames), 0
+    while position < len(received):
+        room = link.get_buffer(-1)
+        piece = received[position : position + min(len(room), 40_000)]
+        room[: len(piece)] = piece
+        link.buffer_updated(len(piece))
+        position += len(piece)
+        whole_bytes = max(stop for stop in [0, *stops] if stop <= position)
+        assert link.arrived_bytes == position - whole_bytes
+    assert len(taken) == 3
+    link.close()
+    await link.closed()
 
 
 async def test_who_waits_is_told_once_when_the_connection_breaks() -> None:

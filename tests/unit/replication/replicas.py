@@ -218,6 +218,7 @@ class FakeLink:
         self._arrived: list[Any] = []
         self.refused = False
         self.reason = "the process has ended"
+        self.arrived_bytes = 0
         self.closed = False
         self.served: list[Deferred] = []
 

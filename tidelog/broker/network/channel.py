@@ -150,6 +150,10 @@ class Channel(asyncio.BufferedProtocol):
         """The number of requests without an answer, including those whose callers no longer wait."""
         return len(self._open)
 
+    @property
+    def arrived_bytes(self) -> int:
+        return self._end - self._start
+
     def close(self) -> None:
         self.give_up("closed")
 
