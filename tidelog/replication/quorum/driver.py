@@ -18,6 +18,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import Endpoint, Exchange, PeerUnreachable
 from tidelog.replication.quorum import wire
 from tidelog.replication.quorum.acknowledged import FILE_NAME as ACKNOWLEDGED_FILE
+from tidelog.replication.quorum.answer_size import AnswerSize
 from tidelog.replication.quorum.files.metadata_cleaner import MetadataCleaner
 from tidelog.replication.quorum.files.metadata_log import LACKING_FILE, MetadataLog, ReplayedBatch
 from tidelog.replication.quorum.files.metadata_sync import MetadataSync
@@ -40,6 +41,7 @@ from tidelog.replication.quorum.raft.messages import (
     AppendRecords,
     AppendVoters,
     CommittedRecordsMissing,
+    FetchAnswer,
     FetchAsk,
     KeepSnapshotPart,
     Persist,
@@ -49,6 +51,8 @@ from tidelog.replication.quorum.raft.messages import (
     ReportLeader,
     ReportResign,
     Send,
+    SnapshotAnswer,
+    SnapshotAsk,
     Truncate,
     WakeFetches,
 )
@@ -122,14 +126,9 @@ class RaftNode:
         self.log = MetadataLog(disk, root, log, self._history)
         self._votes = VoteStore(disk, self.log.directory)
         self.raft = Raft(
-            own=ReplicaKey(node_id, directory_id),
-            own_endpoints=settings.own_endpoints,
-            can_vote=can_vote,
-            settings=settings,
-            log=self.log,
-            voters=self._history,
-            rng=rng,
-        )
+            own=ReplicaKey(node_id, directory_id), own_endpoints=settings.own_endpoints, can_vote=can_vote,
+            settings=settings, log=self.log, voters=self._history, rng=rng,
+        )  # fmt: skip
         service = self._service = QuorumService(self, cluster_id)
         self.vote: Served = partial(self._served, service.vote)
         self.begin_quorum_epoch: Served = partial(self._served, service.begin_quorum_epoch)
@@ -140,6 +139,7 @@ class RaftNode:
         self.add_voter: Served = partial(self._served, service.add_voter)
         self.remove_voter: Served = partial(self._served, service.remove_voter)
         self.update_voter: Served = partial(self._served, service.update_voter)
+        self._answer_size = AnswerSize(settings.request_timeout_ms)
         self._failure: Exception | None = None
         self._of_another_cluster: dict[Endpoint, None] = {}
         self._installed_end = 0  # of the last snapshot from a leader
@@ -517,10 +517,12 @@ class RaftNode:
     async def _ask(self, send: Send) -> None:
         settings, ask = self.settings, send.ask
         bytes_max = settings.fetch_bytes_max if isinstance(ask, FetchAsk) else settings.snapshot_part_bytes
+        bytes_max = self._answer_size.limit(bytes_max)
         request = wire.request_of(ask, self._cluster_id, settings.own_endpoints, bytes_max)
         timeout_ms = settings.request_timeout_ms + (ask.max_wait_ms if isinstance(ask, FetchAsk) else 0)
         try:
             await self.persisted()
+            began_ms = self.now_ms()
             response = await self.exchange(
                 send.peer.endpoint,
                 request,
@@ -530,12 +532,17 @@ class RaftNode:
             )
             answer = wire.answer_of(ask, response)
         except PeerUnreachable as error:
+            if isinstance(ask, FetchAsk | SnapshotAsk) and not error.refused:
+                self._answer_size.on_lost()
             self.raft.on_failure(send, error.refused, self.now_ms())
         except KafkaError as error:
             logger.warning("%s answers %s with %s", send.peer, type(ask).__name__, error)
             self.raft.on_failure(send, False, self.now_ms())
         else:
             self._note_cluster(send.peer.endpoint, answer.error)
+            if isinstance(answer, FetchAnswer | SnapshotAnswer):
+                size_bytes = len(answer.records if isinstance(answer, FetchAnswer) else answer.data)
+                self._answer_size.on_answer(self.now_ms() - began_ms, size_bytes >= bytes_max // 2)
             try:
                 self.raft.on_answer(send, answer, self.now_ms())
             except (AssertionError, CommittedRecordsMissing) as error:

@@ -29,7 +29,7 @@ class QuorumSettings:
     retry_backoff_ms: int = 20
     retry_backoff_max_ms: int = 1000
     fetch_wait_ms: int = 500
-    fetch_bytes_max: int = 8 * 1024 * 1024
+    fetch_bytes_max: int = 1024 * 1024
     snapshot_part_bytes: int = 1024 * 1024
     start_delay_max_ms: int = 100
     """At its start, a voter without a known leader requests pre-votes after a random part of this time. Pre-votes do
