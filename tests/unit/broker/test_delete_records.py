@@ -13,6 +13,7 @@ from tests.unit.replication.replicas import ReplicaNode, Replicas
 from tidelog.broker.apis.records import delete_records
 from tidelog.broker.network.request import Deferred, RequestContext
 from tidelog.broker.replicas import deletions
+from tidelog.broker.replicas.repairs import REPAIR_COMMITTED_REPLICA_ID, REPAIR_REPLICA_ID
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.delete_records import (
     DeleteRecordsPartition,
@@ -56,6 +57,11 @@ async def test_a_log_begins_where_it_was_asked_to(wire: Any, make_batch: MakeBat
     assert told(again) == [("t", 0, 3, 0)], "what is gone does not come back"
     too_early = (await wire.call(fetch("t", 2), 11, FetchResponse)).responses[0].partitions[0]
     assert too_early.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+    assert too_early.log_start_offset == -1, "as in Kafka"
+    for replica_id in (REPAIR_REPLICA_ID, REPAIR_COMMITTED_REPLICA_ID):  # these replicas ask for what is left
+        answer = await wire.call(fetch("t", 2, replica_id=replica_id), 11, FetchResponse)
+        too_early = answer.responses[0].partitions[0]
+        assert (too_early.error_code, too_early.log_start_offset) == (ErrorCode.OFFSET_OUT_OF_RANGE, 3)
     rest = (await wire.call(fetch("t", 3), 11, FetchResponse)).responses[0].partitions[0]
     assert (rest.error_code, rest.log_start_offset, bool(rest.records)) == (0, 3, True)
 

@@ -41,6 +41,7 @@ class Replica:
 
     def __init__(self, answers: dict[int, Any], in_sync: tuple[int, ...]) -> None:
         self.answers = answers
+        self.log_starts: dict[int, int] = {}
         self.asked: list[int] = []
         self.explained = 0
         self.taken: list[int] = []
@@ -79,11 +80,14 @@ class Replica:
         offset = request.topics[0].partitions[0].fetch_offset
         if answer is BEHIND or answer == NOTHING:
             answer = SHORT if answer == NOTHING and offset > self.log.log_end_offset else NOTHING
+        log_start = self.log_starts.get(endpoint.port, 0)
+        if offset < log_start:
+            answer = SHORT
         is_error = isinstance(answer, ErrorCode)
         first = [] if is_error else [at for at, header in iter_headers(answer) if header.next_offset > offset]
         data = PartitionData(
             partition_index=0, error_code=answer if is_error else 0, high_watermark=9,
-            records=None if is_error else answer[first[0] :] if first else b"",
+            records=None if is_error else answer[first[0] :] if first else b"", log_start_offset=log_start,
         )  # fmt: skip
         return FetchResponse(responses=[FetchableTopicResponse(topic_id=TOPIC_ID, partitions=[data])])
 
@@ -104,6 +108,20 @@ async def test_what_the_leader_lacks_is_taken_for_compacted_whatever_is_not_in_s
 @pytest.mark.parametrize("other", [DEAD, SHORT, NOTHING], ids=["dead", "short", "nothing"])
 async def test_what_the_leader_lacks_is_not_taken_while_a_replica_in_sync_may_have_it(other: Any) -> None:
     assert not await Replica({2: LACKS, 3: other}, in_sync=(2, 3)).explains()
+
+
+@pytest.mark.parametrize(
+    ("log_start", "other", "taken"),
+    [(3, HAS, [3, 7]), (5, LACKS, [7]), (7, LACKS, []), (9, NOTHING, [])],
+    ids=["in the gap", "in the rest of the gap", "at its end", "behind it"],
+)
+async def test_what_retention_has_deleted_on_a_replica_in_sync_is_not_waited_for(
+    log_start: int, other: bytes, taken: list[int]
+) -> None:
+    """A new replica waited at its first gap until the leader's retention had come as far."""
+    replica = Replica({2: LACKS, 3: other}, in_sync=(2, 3))
+    replica.log_starts[3] = log_start
+    assert (await replica.explains(), replica.taken) == (True, taken)
 
 
 async def test_what_a_replica_in_sync_has_is_taken_from_it_and_what_none_has_for_compacted() -> None:

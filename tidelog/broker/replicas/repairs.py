@@ -74,6 +74,14 @@ LOST_PAUSE_S_MAX: Final = 300.0
 """The longest pause for records that no replica has: only a change of the replicas or their files can restore them."""
 
 
+class RecordsDeleted(KafkaError):
+    """The replica's log starts behind the offset that it was asked for."""
+
+    def __init__(self, log_start_offset: int) -> None:
+        super().__init__(ErrorCode.OFFSET_OUT_OF_RANGE, f"the log starts at {log_start_offset}")
+        self.log_start_offset = log_start_offset
+
+
 @dataclass(slots=True)
 class RepairCounters:
     """Counters since the start. `ranges_lost` counts the ranges of which no replica has a complete copy."""
@@ -567,11 +575,9 @@ class Repairs:
         copies: list[GapCopy] = []
         for source in self.others(partition):
             try:
-                data = await self.fetch(
-                    partition, source, first_offset, up_to_log_end=False, bytes_max=_GAP_FETCH_BYTES
-                )
+                start, data = await self._kept_behind(partition, source, first_offset, end_offset)
                 is_in_sync = source in self.in_sync(partition)
-                if not data and is_in_sync and await self._lacks(partition, source, first_offset, end_offset):
+                if not data and is_in_sync and await self._lacks(partition, source, start, end_offset):
                     copies.append(GapCopy(True, end_offset, data))
                     continue
                 if not data:
@@ -591,11 +597,30 @@ class Repairs:
             copies.append(GapCopy(is_in_sync, base_offset, data))
         return copies if any(copy.is_in_sync for copy in copies) else None
 
+    async def _kept_behind(
+        self, partition: Partition, source: int, first_offset: int, end_offset: int
+    ) -> tuple[int, bytes]:
+        """The replica's committed records from `first_offset` on, or from its log start, and this offset. Its retention
+        may have run before the leader's. Where it ended behind the gap, `end_offset`. Raises KafkaError,
+        PeerUnreachable.
+        """
+        start = first_offset
+        while start < end_offset:
+            try:
+                return start, await self.fetch(
+                    partition, source, start, up_to_log_end=False, bytes_max=_GAP_FETCH_BYTES
+                )
+            except RecordsDeleted as deleted:
+                start = min(deleted.log_start_offset, end_offset)
+        return start, b""
+
     async def _lacks(self, partition: Partition, source: int, first_offset: int, end_offset: int) -> bool:
         """Whether a replica in sync has no records from `first_offset` to `end_offset`, also not uncommitted ones. Its
         log may end behind the gap: nothing there is committed while followers wait before the gap. Raises KafkaError,
         PeerUnreachable: one that has not come that far answers OFFSET_OUT_OF_RANGE.
         """
+        if first_offset == end_offset:
+            return True
         data = await self.fetch(partition, source, first_offset, up_to_log_end=True)
         if data:
             return int.from_bytes(data[:8], "big") >= end_offset
@@ -751,6 +776,8 @@ class Repairs:
         if response.error_code or not response.responses:
             raise PeerUnreachable(f"it answers {ErrorCode.of(response.error_code).name}")
         answer: PartitionData = response.responses[0].partitions[0]
+        if answer.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and answer.log_start_offset > offset:
+            raise RecordsDeleted(answer.log_start_offset)
         if answer.error_code:
             raise KafkaError(ErrorCode.of(answer.error_code))
         return answer

@@ -495,7 +495,10 @@ class _Fetch:
                 code = _gone(self._services, entry.known_as)
             if code == ErrorCode.KAFKA_STORAGE_ERROR and self._version < STORAGE_ERROR_FROM:
                 code = ErrorCode.NOT_LEADER_OR_FOLLOWER  # old clients know this error and retry
-            return _failed(topic, index, code)
+            failed = _failed(topic, index, code)
+            if self._is_repair and partition is not None and code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                failed.log_start_offset = partition.log.log_start_offset  # the other replica may ask for what is left
+            return failed
 
 
 def _is_news(entry: SessionPartition, fetched: FetchedPartition) -> bool:
