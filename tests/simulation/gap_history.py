@@ -114,6 +114,14 @@ class SegmentsAreWhole(compaction_model.SegmentsAreWhole):
         return segment.may_end_early and not segment.size_bytes
 
 
+class NoGapIsExplainedBehindTheEnd:
+    """Other records may come there: a follower would miss those that another replica in sync has in the gap."""
+
+    def check(self, log: PartitionLog, model: GapModel, now_ms: int, rng: Random) -> None:
+        explained, end = log.gaps_explained_below, log.log_end_offset
+        require(explained <= end, self, f"gaps are explained below {explained}, the log ends at {end}")
+
+
 class EpochsBeginNoLater:
     """A leader epoch begins where the log ended before it, or, where the batches before it are gone, further before: a
     follower would keep records of another history behind that.
@@ -135,7 +143,7 @@ AT_REST = (
 )  # fmt: skip
 AFTER_A_START = (
     AcknowledgedRecordsArePresent(), NothingIsLeftBehind(), NothingCountsAsDamaged(), SegmentsAreWhole(),
-    EpochsBeginNoLater(), *AT_REST,
+    EpochsBeginNoLater(), NoGapIsExplainedBehindTheEnd(), *AT_REST,
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from tests.simulation.gap_history import GapHistory
 from tidelog.storage.files import checkpoints
 from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, ExplainedGaps
 from tidelog.storage.files.disk import Disk
-from tidelog.storage.log import explained_gaps, loader, partition_log, swap
+from tidelog.storage.log import directory, explained_gaps, loader, partition_log, swap
 from tidelog.storage.log.explained_gaps import name_early_ends
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments import lookup
@@ -113,6 +113,21 @@ def remove_the_segment_of_a_gap_with_what_is_behind_it(patch: pytest.MonkeyPatch
     patch.setattr(partition_log, "cut_at", careless)
 
 
+def explain_gaps_behind_a_lost_end(patch: pytest.MonkeyPatch) -> None:
+    """Before a start took the log end for their limit."""
+    load = loader.load_log
+
+    def careless(disk: Disk, name: str, *arguments: Any, **settings: Any) -> loader.LoadedLog:
+        filed = explained_gaps.read_explained_gaps(disk, name).end_offset
+        return load(disk, name, *arguments, **settings)._replace(gaps_explained_below=filed)
+
+    patch.setattr(directory, "load_log", careless)
+
+
+def explain_gaps_behind_a_cut(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(explained_gaps, "forget_gaps_behind", lambda log, end_offset: None)
+
+
 def take_gaps_for_damage_where_a_topic_is_not_compacted_any_more(patch: pytest.MonkeyPatch) -> None:
     def careless(log: PartitionLog, end_offset: int, *, sync: bool = True) -> None:
         log.gaps_explained_below = max(log.gaps_explained_below, end_offset)
@@ -139,6 +154,8 @@ PLANTS = [
     (trim_the_segment_of_a_gap_without_a_sync, {"preallocate": True}),
     (believe_no_name, {}),
     (remove_the_segment_of_a_gap_with_what_is_behind_it, {}),
+    (explain_gaps_behind_a_lost_end, {"cleanup_policy": frozenset({"delete"})}),
+    (explain_gaps_behind_a_cut, {"cleanup_policy": frozenset({"delete"})}),
     (take_gaps_for_damage_where_a_topic_is_not_compacted_any_more, {}),
 ]
 

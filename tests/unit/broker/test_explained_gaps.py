@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchRespons
 from tidelog.replication.controller.metadata.image import PartitionImage
 from tidelog.replication.ports import Endpoint, PeerUnreachable
 from tidelog.storage.log import explained_gaps
+from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.append import UnexplainedGap
 from tidelog.storage.segments.log_config import LogConfig
 
@@ -47,7 +49,7 @@ class Replica:
         self.taken: list[int] = []
         self.log = SimpleNamespace(
             damaged_ranges=list, explain_gaps=self.explain, log_end_offset=2, clock_ms=0, failure=None,
-            gaps_explained_below=0, log_start_offset=0,
+            log_start_offset=0,
         )  # fmt: skip
         self.partition: Any = Mock(topic="t", index=0, topic_id=TOPIC_ID, log=self.log, offline=False, leads=False)
         self.partition.append_as_follower = self.append
@@ -252,6 +254,24 @@ async def test_no_gap_is_explained_behind_records_that_a_loss_of_power_took(tmp_
     assert log.log_end_offset == 2
     with pytest.raises(UnexplainedGap):
         log.append_as_follower(batch(1, base_offset=7, leader_epoch=0), NOW)
+
+
+@pytest.mark.parametrize(
+    "cut", [lambda log: log.truncate_to(2), lambda log: log.truncate_fully_and_start_at(2)], ids=["cut", "emptied"]
+)
+def test_no_gap_is_explained_behind_the_end_of_a_log_that_was_cut(
+    tmp_path: Path, cut: Callable[[PartitionLog], None]
+) -> None:
+    """A follower took the batches of the next leader without those that only another replica in sync has."""
+    made = Logs(tmp_path, LogConfig())
+    made.append(batch(2))
+    made.log.explain_gaps(7, sync=False)
+    made.log.append_as_follower(batch(1, base_offset=7, leader_epoch=0), NOW)
+    cut(made.log)
+    with pytest.raises(UnexplainedGap):
+        made.log.append_as_follower(batch(1, base_offset=7, leader_epoch=1), NOW)
+    made.log.flush()
+    assert (made.log.gaps_explained_below, made.log.unsynced_gaps_below) == (2, 0)
 
 
 @pytest.mark.parametrize("change", ["leads", "next leader", "moved on", "deleted"])

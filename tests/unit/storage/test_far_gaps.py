@@ -413,6 +413,8 @@ def test_a_kill_before_another_far_gap_leaves_no_damage(is_compacted: bool, kept
         disk.fail_after(step)
         with_gap = False
         try:
+            if not is_compacted:
+                log.explain_gaps(3 * FAR)
             follow(log, 2 * FAR)
             with_gap = True
         except PowerLoss:

@@ -548,7 +548,6 @@ class Repairs:
                 logger.error("%s: the replicas have other batches at offset %d", partition, first_offset)
                 return
             gaps_below = end_offset
-        explained_below = log.gaps_explained_below
         if gaps_below >= 0:
             logger.info(
                 "%s: what is missing from %d to %d is in no replica in sync", partition, first_offset, gaps_below
@@ -558,7 +557,7 @@ class Repairs:
             try:
                 partition.append_as_follower(memoryview(bytearray(data)), log.clock_ms)
             except BaseException:  # as of a full volume: the leader's next batches would be taken without these
-                forget_gaps_behind(log, max(explained_below, log.log_end_offset))
+                forget_gaps_behind(log, log.log_end_offset)
                 raise
             self._partitions.flushes.flush_if_due(partition)
             logger.info(

@@ -75,10 +75,9 @@ def explain_gaps(log: LogWithGaps, end_offset: int, *, sync: bool) -> None:
 
 
 def forget_gaps_behind(log: LogWithGaps, end_offset: int) -> None:
-    """The batches behind `end_offset` could not be appended: the gaps between them explain no others there."""
-    if end_offset < log.gaps_explained_below:
-        log.gaps_explained_below = end_offset  # also where there is no space for the file
-        _write_if_possible(log, end_offset)
+    """The log ends there: other records may come than those between which they are. A start forgets them, too."""
+    log.gaps_explained_below = min(log.gaps_explained_below, end_offset)
+    log.unsynced_gaps_below = min(log.unsynced_gaps_below, end_offset)
 
 
 def accept_gap(log: LogWithGaps, segment: Segment, damage: DamagedRange) -> None:

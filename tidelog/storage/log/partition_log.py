@@ -84,8 +84,7 @@ class PartitionLog:
         *,
         write_checkpoint: Callable[[], None],
     ) -> None:
-        self.disk, self.directory = disk, directory
-        self.topic, self.partition = topic, partition
+        self.disk, self.directory, self.topic, self.partition = disk, directory, topic, partition
         self.topic_id, self.topic_id_has_checksum = loaded.topic_id, loaded.topic_id_has_checksum
         self.leader_epochs, self._filed_epochs = loaded.leader_epochs, loaded.filed_epochs
         self.segments = loaded.segments
@@ -132,8 +131,7 @@ class PartitionLog:
 
     def set_config(self, config: LogConfig) -> None:
         """Apply changed settings. An existing segment keeps its index sizes until it is rolled."""
-        self.config, self.segment_bytes = config, config.segment_bytes
-        self.rules = AppendRules(config)
+        self.config, self.rules, self.segment_bytes = config, AppendRules(config), config.segment_bytes
         self.jitter_ms = segment_jitter_ms(config, self.topic, self.partition)
         self.durability.flush_messages = config.flush_messages
         self.flush_at = self.durability.flush_at
@@ -584,12 +582,14 @@ class PartitionLog:
         Raises OSError; see `can_retry`.
         """
         self._examining(lambda: self._truncate_to(offset), offset, wait=True)
+        explained_gaps.forget_gaps_behind(self, self.log_end_offset)
         self._know_producers()
         self.flush_at = self.durability.flush_at
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Empty the log; the next record gets `offset`. Raises OSError; see `can_retry`."""
         self._start_over_at(offset)
+        explained_gaps.forget_gaps_behind(self, offset)
         self._know_producers()
         self.flush_at = self.durability.flush_at
 
