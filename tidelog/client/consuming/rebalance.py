@@ -68,11 +68,16 @@ class Rebalancer:
         self._subscription = subscription
         self._fetcher = fetcher
         self._positions = positions
+        self._on_update = on_update
         self._loop = asyncio.get_running_loop()
         self.coordinator = Coordinator(cluster, config.group_id)
         self.membership = self._new_membership(on_update)
         self._join_task: asyncio.Task[tuple[TopicPartition, ...] | None] | None = None
         self._joined_change_count = -1
+        self._refusals = 0
+        """So many attempts to join in a row were refused."""
+        self._refusal_timer: asyncio.TimerHandle | None = None
+        """Set until the consumer may try again."""
         self._step_task: asyncio.Task[None] | None = None
         self._is_step_committing = False
         self._wait_deadline: float | None = None
@@ -100,7 +105,10 @@ class Rebalancer:
         Raises KafkaError and the exceptions of a listener.
         """
         self.membership.record_poll()
-        if self._step_task is not None or (self._subscription.subscribed and self._is_step_due()):
+        if self.membership.is_member:
+            self._refusals = 0
+        is_due = self._subscription.subscribed and self._refusal_timer is None and self._is_step_due()
+        if self._step_task is not None or is_due:
             is_over = await self._run_to_completion(self._step_group, deadline)
             if not is_over:
                 return False
@@ -182,7 +190,11 @@ class Rebalancer:
             await self._lose_all()
         if self._join_task is not None and self._join_task.done():
             join, self._join_task = self._join_task, None
-            assigned = join.result()
+            try:
+                assigned = join.result()
+            except KafkaError:
+                self._wait_after_refusal()
+                raise
             if assigned is not None and membership.is_member:
                 await self._apply_assignment(assigned)
         if self._join_task is None and (
@@ -201,8 +213,27 @@ class Rebalancer:
         if error is not None:
             if not membership.is_fenced:
                 membership.fatal_error = None
+                self._wait_after_refusal()
             await self._lose_all()
             raise own_error(error)  # each poll of a fenced member raises it again
+
+    def _wait_after_refusal(self) -> None:
+        """Have polls wait for the backoff before the next attempt to join. A program that polls on after the error
+        would send hundreds of requests a second.
+        """
+        self._end_wait_after_refusal()
+        self._refusals += 1
+        wait_s = self._cluster.retry_backoff.wait_ms(self._refusals) / 1000
+        self._refusal_timer = self._loop.call_later(wait_s, self._handle_refusal_timer)
+
+    def _handle_refusal_timer(self) -> None:
+        self._refusal_timer = None
+        self._on_update()
+
+    def _end_wait_after_refusal(self) -> None:
+        if self._refusal_timer is not None:
+            self._refusal_timer.cancel()
+            self._refusal_timer = None
 
     async def _revoke_before_join(self) -> None:
         """Revoke partitions before joining: all of an eager member, the unsubscribed ones of a
@@ -396,6 +427,7 @@ class Rebalancer:
             if not step.done():
                 step.cancel()
                 await asyncio.wait([step])
+        self._end_wait_after_refusal()
         join, self._join_task = self._join_task, None
         if join is not None:
             join.cancel()
@@ -427,6 +459,7 @@ class Rebalancer:
     async def close(self) -> None:
         """Cancel the background tasks without waiting for the group."""
         self._commits.close()
+        self._end_wait_after_refusal()
         for task in (self._step_task, self._join_task):
             if task is not None:
                 task.cancel()

@@ -1,0 +1,61 @@
+"""A group that the broker refuses: a program that polls on after the error sends few requests, and joins at last."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.patience import PATIENCE_S
+from tests.unit.client.fake_broker import FakeCluster
+from tests.unit.client.test_consumer import fill
+from tidelog.client import Consumer
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+from tidelog.protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
+from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
+
+REFUSED = ErrorCode.GROUP_AUTHORIZATION_FAILED
+REFUSALS_MANY = 10_000
+NO_COORDINATOR = FindCoordinatorResponse(coordinators=[Coordinator(key="g", error_code=REFUSED)])
+
+
+@pytest.mark.parametrize(
+    ("protocol", "request_type", "refusal"),
+    [
+        ("classic", JoinGroupRequest, JoinGroupResponse(error_code=REFUSED)),
+        ("consumer", ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse(error_code=REFUSED)),
+        ("classic", FindCoordinatorRequest, NO_COORDINATOR),
+        ("consumer", FindCoordinatorRequest, NO_COORDINATOR),
+    ],
+)
+async def test_polls_of_a_refused_group_back_off(protocol: str, request_type: Any, refusal: Any) -> None:
+    options: dict[str, Any] = {"group_id": "g", "group_protocol": protocol, "auto_offset_reset": "earliest"}
+    options |= {"retry_backoff_ms": 50, "retry_backoff_max_ms": 100}
+    async with FakeCluster(t=1) as cluster, Consumer("t", bootstrap_servers=cluster.bootstrap, **options) as consumer:
+        fill(cluster, "t", 0, 3)
+        cluster.script(request_type, *([lambda request, node: refusal] * REFUSALS_MANY))
+        errors: list[ErrorCode] = []
+
+        async def poll() -> int:
+            try:
+                return sum(map(len, (await consumer.poll(20)).values()))
+            except KafkaError as error:
+                errors.append(error.code)
+                return 0
+
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + 1
+        while loop.time() < end_s:
+            await poll()
+        assert len(errors) > 1, "each refusal is raised"
+        assert len(cluster.sent(request_type)) <= 25
+        cluster.scripts[request_type].clear()
+        async with asyncio.timeout(PATIENCE_S):
+            while not await poll():
+                pass
+        assert set(errors) == {REFUSED}
