@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import FakeCluster, FakeNode
 from tests.unit.client.test_commit_queue import committed, refuse
 from tests.unit.client.test_consumer import T0, consumer, fill, read, until
-from tidelog.client import OffsetAndMetadata, TopicPartition
+from tidelog.client import Consumer, OffsetAndMetadata, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.join_group import JoinGroupRequest
 from tidelog.protocol.messages.metadata import MetadataRequest
 from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
 from tidelog.protocol.messages.offset_fetch import (
@@ -39,6 +42,13 @@ async def new_metadata(cluster: FakeCluster) -> None:
     """Wait until the client has metadata of this moment or later."""
     asked = len(cluster.sent(MetadataRequest))
     await until(lambda: len(cluster.sent(MetadataRequest)) > asked + 1)
+
+
+async def poll_records(consuming: Consumer, count: int) -> None:
+    """Poll until so many records of any partitions have come."""
+    async with asyncio.timeout(PATIENCE_S):
+        while count > 0:
+            count -= sum(map(len, (await consuming.poll(100)).values()))
 
 
 class TestCommits:
@@ -73,6 +83,18 @@ class TestCommits:
                     await consuming.commit({T0: 20})
                 assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 assert not committed(cluster)
+
+    async def test_the_offsets_of_a_deleted_topic_hold_up_no_others_and_no_close(self):
+        other = TopicPartition("other", 0)
+        async with FakeCluster(t=1, other=1) as cluster:
+            for partition in (T0, other):
+                fill(cluster, partition.topic, 0, 3)
+            options = QUIET | {"enable_auto_commit": True, "allow_auto_create_topics": False}
+            consuming = consumer(cluster, "t", "other", **options)
+            await poll_records(consuming, 6)
+            del cluster.topics["t"]
+            await asyncio.wait_for(consuming.close(), PATIENCE_S / 4)
+            assert committed(cluster) == {other: 3}
 
     async def test_a_coordinator_that_does_not_know_the_topic_yet_is_asked_again(self):
         async with FakeCluster(t=1) as cluster:
@@ -130,6 +152,25 @@ class TestFetches:
                 assert await consuming.committed(T0) == {T0: OffsetAndMetadata(4, "note")}
                 assert await read(consuming, 5) == list(range(4, 9))
                 assert cluster.versions_of(OffsetFetchRequest) == {newest}
+
+    async def test_a_deleted_topic_holds_up_no_positions_of_others(self):
+        async with FakeCluster(t=1, other=1) as cluster:
+            options = QUIET | {"allow_auto_create_topics": False, "metadata_max_age_ms": 100}
+            async with consumer(cluster, "t", "other", **options) as consuming:
+                for topic in ("t", "other"):
+                    fill(cluster, topic, 0, 3)
+                await poll_records(consuming, 6)
+                await consuming.commit()
+                del cluster.topics["t"]
+                await new_metadata(cluster)
+                for member in list(cluster.groups.group("g").members):
+                    cluster.groups.expel("g", member)
+                await until(lambda: len(cluster.sent(JoinGroupRequest)) > 1, consuming)
+                fill(cluster, "other", 0, 2)
+                await asyncio.wait_for(poll_records(consuming, 2), PATIENCE_S / 4)
+                with pytest.raises(KafkaError, match="offset of t-0") as refused:
+                    await asyncio.wait_for(consuming.committed(T0), PATIENCE_S / 4)
+                assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     async def test_an_id_that_the_coordinator_does_not_know_is_looked_up_again(self):
         async with FakeCluster(t=1) as cluster, consumer(cluster, "t", **QUIET) as consuming:

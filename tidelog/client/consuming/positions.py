@@ -58,6 +58,8 @@ class PositionLookup:
         if self._closed:
             return
         due = {*self._subscription.partitions_without_position(), *self._pending_resets()} - self._looked_up
+        # The coordinator refuses the ids of deleted topics. In one request they would hold up the others.
+        due = {partition for partition in due if not self._cluster.metadata.is_deleted(partition.topic)}
         if due:
             self._looked_up |= due
             self._tasks.add(start_task(self._run_lookup(due)))

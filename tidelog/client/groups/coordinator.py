@@ -185,7 +185,8 @@ class Coordinator:
         if code is not ErrorCode.UNKNOWN_TOPIC_ID:
             return code
         self._cluster.request_refresh()
-        is_current = self._cluster.topic_id(topic) == topic_id
+        metadata = self._cluster.metadata
+        is_current = metadata.topic_id(topic) == topic_id and not metadata.is_deleted(topic)
         return code if is_current else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     async def committed(
@@ -227,9 +228,9 @@ class Coordinator:
             unanswered = set(requested or ())
             for topic, row in rows:
                 partition = TopicPartition(topic, row.partition_index)
-                if row.error_code == ErrorCode.UNKNOWN_TOPIC_ID:
-                    self._cluster.request_refresh()  # the next attempt has the ids of newer metadata
-                self._raise_on_error(ErrorCode.of(row.error_code), f"offset of {partition}")
+                # The next attempt has the ids of newer metadata.
+                code = self._explained(ErrorCode.of(row.error_code), topic, self._cluster.topic_id(topic))
+                self._raise_on_error(code, f"offset of {partition}")
                 unanswered.discard(partition)
                 if row.committed_offset >= 0:
                     metadata = row.metadata or ""

@@ -15,6 +15,7 @@ from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.metadata import MetadataResponse, MetadataResponseTopic
 
 NO_TOPIC_ID = bytes(16)
+_MISSING_ERRORS = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID))
 
 
 class PartitionMetadata(NamedTuple):
@@ -96,6 +97,11 @@ class ClusterMetadata(NamedTuple):
     def topic_id(self, name: str) -> bytes:
         topic = self.topics.get(name)
         return NO_TOPIC_ID if topic is None else topic.topic_id
+
+    def is_deleted(self, name: str) -> bool:
+        """Whether the last answer no longer has the topic, whose id and partitions are those of before."""
+        topic = self.topics.get(name)
+        return topic is not None and topic.error in _MISSING_ERRORS and topic.topic_id != NO_TOPIC_ID
 
 
 EMPTY = ClusterMetadata(None, -1, {}, {})
