@@ -15,10 +15,12 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import KafkaError
 from tidelog.replication.ports import Endpoint, Exchange
 from tidelog.replication.quorum.background_task import BackgroundTask
 from tidelog.replication.quorum.files.metadata_log import MetadataLog
+from tidelog.replication.quorum.raft.messages import Bytes
 from tidelog.replication.quorum.raft.raft import Raft
 from tidelog.replication.quorum.raft.settings import QuorumSettings
 from tidelog.replication.quorum.voter_fetch import fetch_from_voter
@@ -77,24 +79,43 @@ class MetadataRepair(BackgroundTask):
                     await self._copy_from(voter.key.id, voter.endpoint)
 
     async def _copy_from(self, voter_id: int, endpoint: Endpoint) -> None:
+        """One answer may end before the first batch that both have, as where a whole end of a segment is lost. Behind
+        what this voter had acknowledged there is none.
+        """
         node = self._node
         start = node.log.end_offset
-        purpose = f"the records from offset {start} on"
-        answer = await fetch_from_voter(node, self._cluster_id, endpoint, node.settings.fetch_bytes_max, purpose)
-        if answer is None or answer.error or not self._is_needed or node.log.end_offset != start:
-            return
+        purpose, bytes_max = f"the records from offset {start} on", node.settings.fetch_bytes_max
+        records, offset = bytearray(), start
+        while offset < self._lost_end:
+            answer = await fetch_from_voter(node, self._cluster_id, endpoint, bytes_max, purpose, offset=offset)
+            if answer is None or answer.error or not self._is_needed or node.log.end_offset != start:
+                return
+            records += answer.records
+            end = self._restore(records, voter_id)
+            if end > start:
+                logger.warning(
+                    "%s: offsets %d to %d are repaired with the records of voter %d", node.log.directory, start, end,
+                    voter_id,
+                )  # fmt: skip
+                node.sync()
+            if end != start or (following := _end_of(answer.records)) <= offset:
+                return
+            offset = following
+
+    @property
+    def _lost_end(self) -> int:
+        acknowledged = self._node.raft.acknowledged
+        return -1 if acknowledged is None else acknowledged.end_offset
+
+    def _restore(self, records: bytearray, voter_id: int) -> int:
+        """The log end after the repair with these records; -1 if it failed."""
+        node = self._node
         try:
-            end = node.log.restore(answer.records, node.clock_ms())
+            return node.log.restore(records, node.clock_ms())
         except (OSError, CorruptLog, KafkaError) as error:
             if isinstance(error, KafkaError) or node.tolerates(error):
                 logger.warning("%s: records of voter %d were not taken: %s", node.log.directory, voter_id, error)
-            return
-        if end > start:
-            logger.warning(
-                "%s: offsets %d to %d are repaired with the records of voter %d", node.log.directory, start, end,
-                voter_id,
-            )  # fmt: skip
-            node.sync()
+            return -1
 
     def _finish(self) -> bool:
         """Whether the log has all that this voter had acknowledged, on the device. Then it may vote and lead again."""
@@ -105,3 +126,11 @@ class MetadataRepair(BackgroundTask):
         node.raft.regain_records()
         node.drive()
         return True
+
+
+def _end_of(records: Bytes) -> int:
+    """The offset behind the last batch; -1 if there is none, or bytes that are no batch."""
+    try:
+        return max((header.next_offset for _, header in iter_headers(records)), default=-1)
+    except KafkaError:
+        return -1

@@ -27,14 +27,15 @@ class AskingNode(Protocol):
 
 
 async def fetch_from_voter(
-    node: AskingNode, cluster_id: str, endpoint: Endpoint, bytes_max: int, purpose: str
+    node: AskingNode, cluster_id: str, endpoint: Endpoint, bytes_max: int, purpose: str, *, offset: int | None = None
 ) -> FetchAnswer | None:
-    """The voter's answer with its records from this log's end on. None if it does not answer; then `purpose` is
-    logged.
+    """The voter's answer with its records from `offset` on, without one from this log's end on: at most those of one of
+    its segments. None if it does not answer; then `purpose` is logged.
     """
     raft, settings = node.raft, node.settings
     replica = ReplicaKey(wire.REPAIR_REPLICA_ID, raft.own.directory_id)
-    ask = FetchAsk(replica, raft.epoch, raft.log.end_offset, raft.log.last_epoch, -1, 0)
+    offset = raft.log.end_offset if offset is None else offset
+    ask = FetchAsk(replica, raft.epoch, offset, raft.log.last_epoch, -1, 0)
     request = wire.request_of(ask, cluster_id, settings.own_endpoints, bytes_max)
     try:
         response = await node.exchange(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,31 @@ def test_voters_that_are_damaged_in_different_places_repair_each_other(tmp_path:
             await member.listener.has([*values, b"more"])
         await until(lambda: not any(member.raft.raft.lacks_records for member in quorum.up.values()))
         assert not any((logs_of(tmp_path, node_id) / LACKING_FILE).exists() for node_id in THREE)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_voter_that_lost_the_end_of_a_segment_is_repaired_across_it(tmp_path: Path, is_lost: bool) -> None:
+    """What both voters have begins in the next segment, or behind a segment that `is_lost`."""
+
+    async def run() -> None:
+        quorum = Quorum(tmp_path, THREE, segment_bytes=1 << 10)
+        values = await stopped_with(tmp_path, quorum)
+        first, second, *_, last = sorted(logs_of(tmp_path, 3).glob("*.log"))
+        os.truncate(first, list(iter_headers(first.read_bytes()))[-1][0])
+        if is_lost:
+            second.unlink()
+        for node_id in (1, 2):
+            path = logs_of(tmp_path, node_id) / last.name
+            os.truncate(path, path.stat().st_size - node_id)
+        for node_id in THREE:
+            member = await Member(quorum, node_id).start()
+            assert member.raft.raft.lacks_records
+        for member in quorum.up.values():
+            await member.listener.has(values)
         await stop_all(quorum)
 
     asyncio.run(run())
@@ -120,6 +146,29 @@ def test_records_of_another_voter_are_taken_only_up_to_a_batch_that_both_have(tm
         assert log.restore(batches[1][1], 0) == cut_at
         assert log.restore(b"", 0) == cut_at
         assert log.restore(batches[0][1] + batches[1][1], 0) == end
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_a_lost_end_is_taken_up_to_what_was_acknowledged_in_the_same_epoch(tmp_path: Path) -> None:
+    """Nothing whole of it is kept. As where the other voter has lost what it alone had, so that it cannot lead."""
+
+    async def run() -> None:
+        quorum = Quorum(tmp_path, THREE)
+        await stopped_with(tmp_path, quorum)
+        path = logs_of(tmp_path, 2) / f"{0:020d}.log"
+        whole = path.read_bytes()
+        last = max(position for position, _ in iter_headers(whole))
+        os.truncate(path, last)
+        log = (await Member(quorum, 2).start()).raft.log
+        cut_at, end = log.end_offset, log.acknowledged_end
+        assert log.lacks_records
+        assert end is not None
+        other = bytearray(whole[last:])
+        other[12:16] = (end.epoch + 1).to_bytes(4, "big")
+        assert log.restore(bytes(other), 0) == cut_at
+        assert log.restore(whole[last:], 0) == end.end_offset > cut_at
         await stop_all(quorum)
 
     asyncio.run(run())

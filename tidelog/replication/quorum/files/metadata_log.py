@@ -330,7 +330,8 @@ class MetadataLog:
 
     def restore(self, records: Bytes, now_ms: int) -> int:
         """Append another voter's records from the log end on, up to a batch that the kept copy of this log has too, and
-        then what follows in the copy. Without such a batch the log stays as it is. Returns the log end.
+        then what follows in the copy; or up to the end that this voter has acknowledged, if it is of the same leader
+        epoch there. Otherwise the log stays as it is. Returns the log end.
 
         Raises KafkaError for damaged records, OSError, CorruptLog; the log may then have a part.
         """
@@ -341,6 +342,9 @@ class MetadataLog:
                 break
             fetched[offset] = memoryview(records)[position : position + header.size_bytes]
             offset = header.next_offset
+            if OffsetAndEpoch(header.partition_leader_epoch, offset) == self._acknowledged.end:
+                self.append_replicated(b"".join(fetched.values()), now_ms)
+                return self.end_offset
         for header, batch in self._kept_batches():
             if header.base_offset > self.end_offset and fetched.get(header.base_offset) == batch:
                 for base_offset in [each for each in fetched if each < header.base_offset]:
