@@ -31,6 +31,7 @@ from tidelog.storage.files.checkpoints import (
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.files.usurped_names import free_names
 from tidelog.storage.log.deleted_start import forget_deleted_start
+from tidelog.storage.log.epochs_of_batches import end_before_of, rebuild_epochs
 from tidelog.storage.log.explained_gaps import ends_kept_below, may_end_early, read_explained_gaps
 from tidelog.storage.log.hidden_transactions import ScannedTransactions
 from tidelog.storage.log.recovery import (
@@ -285,7 +286,7 @@ class _Loader:
             take_over_findings(active)
             self._note_first_timestamp(active)
         if log_end_offset > log_start_offset and not self._epochs_reach(log_start_offset):
-            self._rebuild_epochs(segments, log_start_offset)
+            rebuild_epochs(self.epochs, segments, log_start_offset)
         # No checksum guards the file of the epochs: a wrong one would make the metadata log the newest in an election.
         filed = () if self.checkpoints.is_synced else self.filed_epochs or list(self.epochs)
         self.epochs.limit_to(log_start_offset, log_end_offset, filed)
@@ -636,37 +637,6 @@ class _Loader:
         earliest = self.epochs.earliest
         return self.epochs_are_whole and earliest is not None and earliest[1] <= log_start_offset
 
-    def _rebuild_epochs(self, segments: list[Segment], log_start_offset: int) -> None:
-        self.epochs.clear()
-        for index, segment in enumerate(segments):
-            end_before = _end_before(segments, index)
-            try:
-                self._note_epochs(segment, end_before)
-            except CorruptIndex as error:
-                logger.warning("examining %s: %s", segment.path, error)
-                examine_now(segment)
-                take_over_findings(segment)
-                self._note_epochs(segment, end_before)
-        entries = list(self.epochs)
-        is_hidden = any(each.holds(log_start_offset) for segment in segments for each in segment.damage)
-        if entries and entries[0][1] > log_start_offset and not is_hidden:
-            # The first records were compacted. The first epoch must begin at the log start, or every start would
-            # rebuild the epochs.
-            self.epochs.clear()
-            for number, (epoch, start_offset) in enumerate(entries):
-                self.epochs.assign(epoch, start_offset if number else log_start_offset)
-
-    def _note_epochs(self, segment: Segment, end_before: int) -> None:
-        """Raises CorruptIndex for a base offset that does not follow: epochs that begin before it would be lost."""
-        expected, is_judged = segment.base_offset, not (segment.may_have_gaps or segment.damage)
-        for position, header in headers(segment):
-            if is_judged and header.base_offset != expected:
-                raise CorruptIndex(segment.path, f"base offset {header.base_offset} at {position}, not {expected}")
-            if header.partition_leader_epoch > self.epochs.latest:
-                start_offset = header.base_offset if segment.damage else end_before if not position else expected
-                self.epochs.assign(header.partition_leader_epoch, start_offset)
-            expected = header.next_offset  # where an epoch begins whose first batches were removed
-
     # Scanning
 
     def _recover(self, segments: list[Segment], first_unflushed: int) -> tuple[list[Segment], int]:
@@ -685,7 +655,7 @@ class _Loader:
                     self._take_snapshot()
             is_behind_damage = any(each.damage for each in segments[:index])
             self.transactions.begin_segment(self._filed_rows(segments, index), is_behind_damage=is_behind_damage)
-            end_before = _end_before(segments, index)
+            end_before = end_before_of(segments, index)
             if index and segments[index - 1].may_end_early:
                 end_before = min(end_before, self.batches_end)
             tail = self._scan(segment, later, end_before)
@@ -717,7 +687,7 @@ class _Loader:
     def _scan(self, segment: Segment, later: list[Segment], end_before: int) -> DamagedRange | None:
         """Scan one segment. If the log ends in it and bytes or records are missing or left after that, their range.
 
-        `end_before`: as in `_end_before`.
+        `end_before`: as in `end_before_of`.
         """
         end_offset = later[0].base_offset if later else UNKNOWN_END
         following = next((each for each in later if each.size_bytes), None)  # an empty one may hold a gap
@@ -756,13 +726,6 @@ class _Loader:
         checkpoints = self.checkpoints
         is_above = damage.first_offset >= checkpoints.recovery_point
         return self._explains_loss and not checkpoints.is_synced and is_above
-
-
-def _end_before(segments: list[Segment], index: int) -> int:
-    """Where the batches before a segment end: before the empty segments that hold a gap. An epoch begins there."""
-    while index and not segments[index - 1].size_bytes and segments[index - 1].may_end_early:
-        index -= 1
-    return segments[index].base_offset
 
 
 def _is_reached(segment: Segment) -> bool:

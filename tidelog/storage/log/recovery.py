@@ -186,9 +186,9 @@ def _check_last_batch(segment: Segment, position: int, header: BatchHeader) -> N
         raise CorruptIndex(segment.path, f"the CRC of the last batch, at {position}, is wrong")
 
 
-def examine_now(segment: Segment) -> None:
+def examine_now(segment: Segment, epoch_max: int = -1) -> None:
     """Examine a segment whose end is known, for its damage and new indexes. Waits for the device."""
-    segment.findings = segment.examine()
+    segment.findings = segment.examine(epoch_max=epoch_max)
 
 
 def _examine_and_adopt(segment: Segment) -> None:

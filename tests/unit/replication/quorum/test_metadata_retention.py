@@ -9,6 +9,7 @@ import pytest
 
 from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tests.unit.replication.quorum.quorum_nodes import RefusingDisk
+from tidelog.protocol.batches.record_batch import LEADER_EPOCH_OFFSET, iter_headers
 from tidelog.replication.ports import Endpoint
 from tidelog.replication.quorum.files.metadata_log import MetadataLog, log_start_in
 from tidelog.replication.quorum.raft.leading import check_position
@@ -58,6 +59,29 @@ class Home:
 @pytest.fixture
 def home(tmp_path):
     return Home(RefusingDisk(), tmp_path / "log")
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 3])
+@pytest.mark.parametrize("epoch", [2, 7, 1 << 20])
+def test_a_wrong_leader_epoch_before_a_snapshot_costs_no_record(home, damaged, epoch):
+    """The log starts inside of its first segment, where a start reads the epochs from the batches again."""
+    home.append(6)
+    home.snapshot(2)
+    home.snapshot(4)
+    home.log.clean(NOTHING_KEPT, 0)
+    assert home.log.start_offset == 4
+    home.directory.close()
+    assert len(home.names(".log")) == 1
+    with open(f"{home.log.directory}/{0:020d}.log", "r+b") as file:
+        position = [position for position, _ in iter_headers(file.read())][damaged]
+        file.seek(position + LEADER_EPOCH_OFFSET)
+        file.write(epoch.to_bytes(4, "big"))
+    for _ in range(2):
+        home.open()
+        assert (home.log.last_epoch, home.log.end_offset) == (1, 6)
+        assert [batch.values for batch in home.log.read(4, 6)] == [[VALUE]] * 2
+        assert home.found is not None
+        home.directory.close()
 
 
 FACTS = [SnapshotFacts(40, 1000), SnapshotFacts(60, 2000)]
