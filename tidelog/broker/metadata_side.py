@@ -26,7 +26,8 @@ from tidelog.replication.controller.metadata.record_codec import CONTROLLERS_VER
 from tidelog.replication.controller.metadata.tracker import MetadataTracker
 from tidelog.replication.ports import Endpoint
 from tidelog.replication.quorum.driver import RaftNode
-from tidelog.replication.quorum.files.metadata_log import log_start_in, note_loss_of
+from tidelog.replication.quorum.files.metadata_log import log_start_in
+from tidelog.replication.quorum.files.records_lost import note_loss_of
 from tidelog.storage.log.loader import Ending
 
 if TYPE_CHECKING:

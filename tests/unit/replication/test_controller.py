@@ -122,7 +122,7 @@ async def test_snapshots_are_taken_and_started_from(tmp_path):
     before = node.controller.image
     await node.stop()
     found = [path.name for path in (tmp_path / "__cluster_metadata-0").glob("*.checkpoint")]
-    assert len(found) == 1
+    assert len(found) == 2
 
     again = Node(tmp_path)
     await again.start()

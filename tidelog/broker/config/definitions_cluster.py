@@ -131,7 +131,8 @@ CLUSTER: tuple[Row, ...] = (
     ("metadata.max.idle.interval.ms", INT, "500", at_least(0), READ_ONLY,
      "How often an idle leader of the quorum writes an empty record; 0 is never."),
     ("metadata.max.retention.bytes", LONG, "104857600", ANY, READ_ONLY,
-     "The size above which old metadata snapshots, and the records before them, are deleted."),
+     "The size above which old metadata snapshots, and the records before them, are deleted. "
+     "The newest two stay."),
     ("metadata.max.retention.ms", LONG, "604800000", ANY, READ_ONLY,
      "How long metadata is kept once a newer snapshot covers it."),
     ("metric.reporters", LIST, "org.apache.kafka.common.metrics.JmxReporter", DISTINCT, CLUSTER_WIDE,

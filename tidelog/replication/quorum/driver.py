@@ -20,8 +20,9 @@ from tidelog.replication.quorum import wire
 from tidelog.replication.quorum.acknowledged import FILE_NAME as ACKNOWLEDGED_FILE
 from tidelog.replication.quorum.answer_size import AnswerSize
 from tidelog.replication.quorum.files.metadata_cleaner import MetadataCleaner
-from tidelog.replication.quorum.files.metadata_log import LACKING_FILE, MetadataLog, ReplayedBatch
+from tidelog.replication.quorum.files.metadata_log import MetadataLog, ReplayedBatch
 from tidelog.replication.quorum.files.metadata_sync import MetadataSync
+from tidelog.replication.quorum.files.records_lost import LACKING_FILE
 from tidelog.replication.quorum.files.vote_store import FILE_NAME as VOTE_FILE
 from tidelog.replication.quorum.files.vote_store import (
     CorruptQuorumState,
@@ -234,9 +235,12 @@ class RaftNode:
     def _recover_alone(self) -> None:
         """Raises CorruptLog."""
         if not self.log.lacks_unfinished_batch_only:
+            kept = self.log.kept_files
+            kept_text = f" (kept: {', '.join(kept)})" if kept else ""
+            others = "what follows" if self.log.end_offset else "all of it, as an empty cluster"
             raise CorruptLog(
-                f"{self.log.directory}: {self.log.damage}, and no other voter has a copy: restore it, or remove "
-                f"{LACKING_FILE} and {ACKNOWLEDGED_FILE} there to go on without what follows"
+                f"{self.log.directory}: {self.log.damage}, and no other voter has a copy{kept_text}: restore it, or "
+                f"remove {LACKING_FILE} and {ACKNOWLEDGED_FILE} there to go on without {others}"
             )
         self.log.recovered("the last batch was not written to its end: nothing had acknowledged it")
 

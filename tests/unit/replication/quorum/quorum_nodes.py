@@ -18,7 +18,8 @@ from tidelog.protocol.messages.api_versions import ApiVersion, ApiVersionsReques
 from tidelog.replication.ports import Endpoint, PeerUnreachable
 from tidelog.replication.quorum.driver import QuorumSettings, RaftNode
 from tidelog.replication.quorum.files.initial_voters import write_initial_voters
-from tidelog.replication.quorum.files.metadata_log import log_start_in, note_loss_of
+from tidelog.replication.quorum.files.metadata_log import log_start_in
+from tidelog.replication.quorum.files.records_lost import note_loss_of
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
 from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterSet
 from tidelog.storage.files.disk import Buffer, DirectoryEntry, File, OsDisk

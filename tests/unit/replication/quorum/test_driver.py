@@ -255,14 +255,15 @@ def test_who_was_away_too_long_loads_a_snapshot(tmp_path):
         for value in values:
             last = leader.raft.append([value], 0)
         await until(lambda: leader.raft.high_watermark > last)
-        earlier, identity = SnapshotId(100, leader.raft.epoch), SnapshotId(last + 1, leader.raft.epoch)
-        leader.raft.write_snapshot(values[:99], earlier, 7, 8)
-        leader.raft.snapshot_written(earlier)
-        assert leader.raft.log.start_offset == 0
+        earlier, kept, identity = [SnapshotId(end, leader.raft.epoch) for end in (100, last, last + 1)]
+        for count, snapshot in ((99, earlier), (-1, kept)):
+            leader.raft.write_snapshot(values[:count], snapshot, 7, 8)
+            leader.raft.snapshot_written(snapshot)
+            assert leader.raft.log.start_offset == 0
         segments = leader.raft.log._log.segment_count
         leader.raft.write_snapshot(values, identity, 7, 8)
         leader.raft.snapshot_written(identity)
-        assert leader.raft.log.start_offset == identity.end_offset
+        assert leader.raft.log.start_offset == kept.end_offset
         assert leader.raft.log._log.segment_count == 1 < segments
         leader.raft.append([b"behind"], 0)
         back = await Member(quorum, away.node_id).start()

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, endpoint, stop_all, three, until
 from tests.unit.replication.quorum.test_driver import add, same_mark, until_done
 from tidelog.replication.quorum.acknowledged import FILE_NAME, AcknowledgedEnd
-from tidelog.replication.quorum.files.metadata_log import LACKING_FILE
+from tidelog.replication.quorum.files.records_lost import LACKING_FILE
 from tidelog.storage.files.disk import OsDisk
 from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import CorruptLog

@@ -15,7 +15,7 @@ from tests.unit.replication.quorum.test_metadata_damage import committed, flip, 
 from tidelog.protocol.messages.metadata_records import ConfigRecord
 from tidelog.replication.controller.metadata.record_codec import LATEST_METADATA_VERSION, encode_record
 from tidelog.replication.controller.metadata.tracker import MetadataTracker
-from tidelog.replication.quorum.files.metadata_log import LACKING_FILE
+from tidelog.replication.quorum.files.records_lost import LACKING_FILE
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
 from tidelog.storage.log.partition_log import CorruptLog
 

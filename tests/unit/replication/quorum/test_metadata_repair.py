@@ -12,7 +12,8 @@ from tests.unit.replication.quorum.quorum_nodes import THREE, Member, Quorum, st
 from tests.unit.replication.quorum.test_metadata_damage import committed, committed_without, flip, logs_of
 from tidelog.protocol.batches.record_batch import iter_headers, read_header
 from tidelog.protocol.batches.records import encode_batch
-from tidelog.replication.quorum.files.metadata_log import LACKING_FILE, MetadataLog
+from tidelog.replication.quorum.files.metadata_log import MetadataLog
+from tidelog.replication.quorum.files.records_lost import LACKING_FILE
 
 
 async def stopped_with(tmp_path: Path, quorum: Quorum) -> list[bytes]:

@@ -68,7 +68,7 @@ def test_a_wrong_leader_epoch_before_a_snapshot_costs_no_record(home, damaged, e
     home.append(6)
     home.snapshot(2)
     home.snapshot(4)
-    home.log.clean(NOTHING_KEPT, 0)
+    home.plain.delete_records(4)
     assert home.log.start_offset == 4
     home.directory.close()
     assert len(home.names(".log")) == 1
@@ -84,7 +84,7 @@ def test_a_wrong_leader_epoch_before_a_snapshot_costs_no_record(home, damaged, e
         home.directory.close()
 
 
-FACTS = [SnapshotFacts(40, 1000), SnapshotFacts(60, 2000)]
+FACTS = [SnapshotFacts(40, 1000), SnapshotFacts(40, 2000), SnapshotFacts(20, 3000)]
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,7 @@ def test_the_log_is_shortened_to_the_oldest_snapshot_that_stays(home):
     home.append(40)
     home.snapshot(10)
     second = home.snapshot(30)
+    third = home.snapshot(35)
     before = home.names(".log")
     home.log.clean(MetadataRetention(-1, -1), 1)
     assert home.log.start_offset == 0
@@ -113,8 +114,8 @@ def test_the_log_is_shortened_to_the_oldest_snapshot_that_stays(home):
     home.log.clean(NOTHING_KEPT, 1)
     home.log.clean(NOTHING_KEPT, 2)  # the delay of the removed files is over
     assert home.log.start_offset == 30
-    assert home.log.snapshots == (second, second)
-    assert home.names(".checkpoint") == [snapshot_name(second)]
+    assert home.log.snapshots == (second, third)
+    assert home.names(".checkpoint") == [snapshot_name(second), snapshot_name(third)]
     remaining = home.names(".log")
     assert 0 < len(remaining) < len(before)
     assert remaining == before[-len(remaining) :]
@@ -127,7 +128,8 @@ def test_an_epoch_that_only_its_file_names_is_not_believed(tmp_path):
     home.append(41)
     home.snapshot(10)
     home.snapshot(41)
-    home.log.clean(NOTHING_KEPT, 1)
+    home.plain.delete_records(41)
+    home.log.clean(MetadataRetention(-1, -1), 1)
     assert home.log.start_offset == home.log.end_offset == 41 > home.plain.segments.first.base_offset
     home.plain.close()
     home.directory.close()
@@ -139,11 +141,11 @@ def test_an_epoch_that_only_its_file_names_is_not_believed(tmp_path):
     assert home.log.last_epoch == 1
 
 
-@pytest.mark.parametrize("damaged", [0, 1, 2])
+@pytest.mark.parametrize("damaged", [0, 1, 2, 3])
 def test_a_snapshot_whose_start_is_damaged_keeps_no_other_from_being_removed(home, damaged):
     """Its age is that of its file. It was an exception, in the task that had written another snapshot."""
     home.append(40)
-    identities = [home.snapshot(end_offset) for end_offset in (10, 20, 30)]
+    identities = [home.snapshot(end_offset) for end_offset in (10, 20, 30, 40)]
     path = home.log.path_of(identities[damaged])
     home.disk.write_file(path, bytes(home.disk.size_of(path)), sync=False)
     home.log.clean(NOTHING_KEPT, 1)
@@ -152,17 +154,18 @@ def test_a_snapshot_whose_start_is_damaged_keeps_no_other_from_being_removed(hom
 
 def test_by_age_only_what_is_older_than_the_limit_goes(home):
     home.append(40)
-    for end_offset, timestamp_ms in ((10, 100), (20, 200), (30, 300)):
+    for end_offset, timestamp_ms in ((10, 100), (20, 200), (30, 300), (40, 400)):
         home.snapshot(end_offset, timestamp_ms=timestamp_ms)
     home.log.clean(MetadataRetention(-1, 1000), 1150)
     assert home.log.start_offset == 20
-    assert [one.end_offset for one in home.log._snapshots] == [20, 30]
+    assert [one.end_offset for one in home.log._snapshots] == [20, 30, 40]
 
 
 def test_a_start_begins_where_the_shortened_log_did(home):
     home.append(40)
     home.snapshot(10)
     home.snapshot(30)
+    home.snapshot(35)
     home.log.clean(NOTHING_KEPT, 1)
     home.directory.close()
     home.open()
@@ -170,13 +173,14 @@ def test_a_start_begins_where_the_shortened_log_did(home):
     assert home.log.end_offset == 40
     assert home.plain.segment_count < 10
     identity, _ = home.found
-    assert identity == SnapshotId(30, 1)
+    assert identity == SnapshotId(35, 1)
 
 
 def test_a_follower_below_the_log_start_is_sent_to_the_snapshot(home):
     home.append(40)
     home.snapshot(10)
-    newest = home.snapshot(30)
+    home.snapshot(30)
+    newest = home.snapshot(40)
     home.log.clean(NOTHING_KEPT, 1)
     base = FetchAnswer(0, 1, 1, Endpoint("a", 1), 40)
     assert check_position(home.log, 29, 1, base).snapshot == newest
@@ -188,6 +192,7 @@ def test_nothing_above_the_high_watermark_goes(home):
     home.append(40)
     home.snapshot(10)
     home.log.note_snapshot(SnapshotId(30, 1))
+    home.log.note_snapshot(SnapshotId(35, 1))
     home.log.clean(NOTHING_KEPT, 1)
     assert home.log.start_offset == 0
 
@@ -196,13 +201,14 @@ def test_a_removal_that_fails_goes_on_later(home):
     home.append(40)
     home.snapshot(10)
     home.snapshot(30)
+    home.snapshot(40)
     home.disk.code, home.disk.kind = 5, "sync_directory"
     with pytest.raises(OSError, match="Input/output"):
         home.log.clean(NOTHING_KEPT, 1)
     home.disk.code = 0
     home.log.clean(NOTHING_KEPT, 2)
     assert home.log.start_offset == 30
-    assert home.log.snapshots == (SnapshotId(30, 1), SnapshotId(30, 1))
+    assert home.log.snapshots == (SnapshotId(30, 1), SnapshotId(40, 1))
     assert len(home.names(".log")) < 10
 
 
@@ -242,7 +248,7 @@ def test_a_loss_of_power_while_it_is_shortened_leaves_a_log_without_gaps(seed):
     disk = SimulatedDisk(rng)
     home = Home(disk, "/log")
     home.append(60)
-    for end_offset in (10, 30, 50):
+    for end_offset in (10, 30, 50, 60):
         home.snapshot(end_offset)
     disk.fail_after(rng.randrange(1, 30))
     with contextlib.suppress(PowerLoss):
@@ -325,6 +331,7 @@ def test_voters_named_below_the_new_start_stay_known(home):
     home.append(40)
     home.snapshot(10)
     home.snapshot(30)
+    home.snapshot(35)
     home.log.clean(NOTHING_KEPT, 1)
     assert home.log._voters.latest.ids == [1]
     assert home.log._voters.at(30)[1] is not None

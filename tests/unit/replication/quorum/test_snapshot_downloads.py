@@ -64,9 +64,9 @@ async def with_a_voter_that_needs_a_snapshot(quorum: Quorum) -> tuple[Member, in
     for value in VALUES:
         last = leader.raft.append([value], 0)
     await until(lambda: min(leader.raft.high_watermark, other.raft.high_watermark) > last)
-    earlier, identity = SnapshotId(100, leader.raft.epoch), SnapshotId(last + 1, leader.raft.epoch)
+    earlier, kept, identity = [SnapshotId(end, leader.raft.epoch) for end in (100, last, last + 1)]
     for member in (leader, other):
-        for snapshot, count in ((earlier, 99), (identity, len(VALUES))):
+        for snapshot, count in ((earlier, 99), (kept, len(VALUES) - 1), (identity, len(VALUES))):
             member.raft.write_snapshot(VALUES[:count], snapshot, 7, 8)
             member.raft.snapshot_written(snapshot)
     return leader, away.node_id, identity

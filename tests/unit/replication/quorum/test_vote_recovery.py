@@ -190,16 +190,16 @@ def test_a_leader_that_only_a_file_without_a_checksum_names_is_given_up_for_the_
     asyncio.run(run())
 
 
-def write_snapshot(leader: Member, away: Member) -> None:
+async def write_snapshot(leader: Member, away: Member) -> None:
     """Let the leader's log begin behind the end of another's."""
     for number in range(300):
         last = leader.raft.append([b"%06d" % number * 100], 0)
-    end = leader.raft.high_watermark
-    assert away.raft.log.end_offset < end <= last + 1
-    identity = SnapshotId(end, leader.raft.epoch)
-    leader.raft.write_snapshot([], identity, 7, 8)
-    leader.raft.snapshot_written(identity)
-    assert leader.raft.log.start_offset == end
+    await until(lambda: leader.raft.high_watermark > last)
+    end = last + 1
+    for identity in (SnapshotId(end - 1, leader.raft.epoch), SnapshotId(end, leader.raft.epoch)):
+        leader.raft.write_snapshot([], identity, 7, 8)
+        leader.raft.snapshot_written(identity)
+    assert leader.raft.log.start_offset == end - 1 > away.raft.log.end_offset
 
 
 @pytest.mark.parametrize("is_trimmed", [False, True])
@@ -224,7 +224,7 @@ def test_a_voter_whose_log_is_behind_waits_for_the_voters_that_it_does_not_know(
         await away.crash()
         assert (await until_done(add(added), leader.raft.add_voter)).error_code == 0
         if is_trimmed:
-            write_snapshot(leader, away)
+            await write_snapshot(leader, away)
         await added.crash()
         (logs_of(tmp_path, away.node_id) / "quorum-state").unlink()
         back = await Member(quorum, away.node_id, **servers).start()

@@ -150,9 +150,12 @@ class MetadataTracker:
         self._maybe_snapshot()
 
     def on_damage(self) -> None:
-        """Write a snapshot, because the image holds the content of the damaged records."""
+        """Write a snapshot, because the image holds the content of what is damaged, or of the only snapshot left."""
         if self.failure is None and not self._loader.in_transaction:
-            logger.error("the metadata log or a snapshot is damaged: writing a snapshot of the committed records")
+            logger.error(
+                "the metadata log or a snapshot is damaged, or only one snapshot is left: writing one of the committed "
+                "records"
+            )
             self._begin_snapshot()
 
     def on_leader(self, leader_id: int, epoch: int) -> None:

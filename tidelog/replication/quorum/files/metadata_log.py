@@ -9,15 +9,11 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.protocol.batches.control_batches import encode_control_records
 from tidelog.protocol.batches.record_batch import (
-    HEADER_SIZE,
     LEADER_EPOCH_OFFSET,
-    MAGIC,
-    MIN_BATCH_LENGTH,
     BatchHeader,
     check_crc,
     iter_headers,
@@ -31,10 +27,12 @@ from tidelog.protocol.messages.control_records import (
     VotersRecord,
 )
 from tidelog.replication.quorum.acknowledged import AcknowledgedEnd
+from tidelog.replication.quorum.files.records_lost import LACKING_FILE, UNFINISHED, note_loss
 from tidelog.replication.quorum.raft.messages import AppendLeaderChange, Bytes, OffsetAndEpoch
-from tidelog.replication.quorum.raft.metadata_retention import MetadataRetention, SnapshotFacts
+from tidelog.replication.quorum.raft.metadata_retention import SNAPSHOTS_KEPT_MIN, MetadataRetention, SnapshotFacts
 from tidelog.replication.quorum.raft.snapshot import (
     BOOTSTRAP_NAME,
+    SUFFIX,
     CorruptSnapshot,
     Snapshot,
     SnapshotId,
@@ -46,15 +44,13 @@ from tidelog.replication.quorum.raft.snapshot import (
 )
 from tidelog.replication.quorum.raft.voters import VoterHistory, VoterSet, voters_from_record, voters_record
 from tidelog.storage.files.disk import Disk
-from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.damage import describe
 from tidelog.storage.segments.examination import UNKNOWN_END, Examiner, WholeBatch
-from tidelog.storage.segments.reader import ColdRead, Region, header_at, is_whole, position_of, walk
+from tidelog.storage.segments.reader import ColdRead, Region, is_whole, position_of, walk
 from tidelog.storage.segments.segment import LOG_SUFFIX
 
 if TYPE_CHECKING:
-    from tidelog.storage.log.directory import LogDirectory
     from tidelog.storage.segments.segment import Segment
 
 logger = logging.getLogger("tidelog.quorum")
@@ -62,47 +58,8 @@ logger = logging.getLogger("tidelog.quorum")
 READ_BYTES = 4 * 1024 * 1024
 SNAPSHOT_HEAD_BYTES = 64 * 1024
 OWN_PART = ".part"
-LACKING_FILE = "records-lost"
-"""This file exists from before damaged records are truncated until the log has all committed records again."""
 KEPT_SUFFIX = ".damaged"
 FETCHED_PART = ".fetched.part"  # not OWN_PART, because this node may write the same snapshot meanwhile
-
-
-UNFINISHED = b"a part of the last batch\n"
-"""The content of LACKING_FILE if only an incomplete last batch was truncated, which a kill during a write leaves."""
-
-
-def note_loss(disk: Disk, directory: str, content: bytes = b"") -> None:
-    """Write LACKING_FILE durably, before the metadata log in `directory` loses acknowledged records."""
-    path = f"{directory}/{LACKING_FILE}"
-    if not disk.exists(path) or (disk.read_file(path) != content and not content):
-        disk.write_file(path, content, sync=True)
-        disk.sync_directory(directory)
-
-
-def note_loss_of(disk: Disk, home: LogDirectory) -> Callable[[str], None]:
-    """A function to call with the directory of the metadata log in `home`, before the log's end is truncated."""
-    return partial(_note_cut if home.ending is Ending.KILLED else note_loss, disk)
-
-
-def _note_cut(disk: Disk, directory: str) -> None:
-    names = [entry.name for entry in disk.list_directory(directory) if entry.name.endswith(".log")]
-    file = disk.open(f"{directory}/{max(names)}")
-    try:
-        size_bytes, position = file.size_bytes(), 0
-        while (batch_bytes := _batch_bytes(header_at(file, position))) and position + batch_bytes <= size_bytes:
-            position += batch_bytes
-        is_unfinished = bool(batch_bytes) or 0 < size_bytes - position < HEADER_SIZE
-        note_loss(disk, directory, UNFINISHED if is_unfinished else b"")
-    finally:
-        file.close()
-
-
-def _batch_bytes(header: BatchHeader | None) -> int:
-    """The size of the batch with this header; 0 if it is none."""
-    if header is None or header.magic != MAGIC or header.batch_length < MIN_BATCH_LENGTH:
-        return 0
-    return header.size_bytes
 
 
 class ReplayedBatch(NamedTuple):
@@ -357,11 +314,16 @@ class MetadataLog:
         return self.end_offset
 
     def _kept_names(self) -> list[str]:
+        return [name for name in self.kept_files if name.endswith(LOG_SUFFIX + KEPT_SUFFIX) and name[:20].isdecimal()]
+
+    @property
+    def kept_files(self) -> list[str]:
+        """The names of what a start has kept of damaged files."""
         names = [entry.name for entry in self._disk.list_directory(self.directory)]
-        return sorted(name for name in names if name.endswith(LOG_SUFFIX + KEPT_SUFFIX) and name[:20].isdecimal())
+        return sorted(name for name in names if name.endswith((LOG_SUFFIX + KEPT_SUFFIX, SUFFIX + KEPT_SUFFIX)))
 
     def _remove_kept_copies(self) -> None:
-        for name in self._kept_names():
+        for name in self.kept_files:
             self._disk.remove(f"{self.directory}/{name}")
 
     def _kept_batches(self) -> Iterator[tuple[BatchHeader, memoryview]]:
@@ -404,9 +366,11 @@ class MetadataLog:
         return True
 
     def check_snapshots(self) -> bool:
-        """Whether a snapshot on the disk is damaged. May run on any thread. Raises OSError."""
+        """Whether a snapshot on the disk is damaged, or there are too few. May run on any thread. Raises OSError."""
         self._damaged_snapshots = {identity for identity in list(self._snapshots) if self._is_damaged(identity)}
-        return bool(self._damaged_snapshots)
+        usable = [each for each in self._snapshots if each.end_offset >= self.start_offset]
+        is_last = self.start_offset > 0 and len(usable) < SNAPSHOTS_KEPT_MIN
+        return bool(self._damaged_snapshots) or (is_last and all(each.end_offset < self.end_offset for each in usable))
 
     def _is_damaged(self, identity: SnapshotId) -> bool:
         try:
@@ -429,18 +393,40 @@ class MetadataLog:
         self._damaged_snapshots.clear()
 
     def _newest_whole_snapshot(self) -> tuple[SnapshotId, Snapshot] | None:
-        """Load the newest whole snapshot and remove damaged ones. An older snapshot and the records after it have the
-        same content.
+        """Load the newest whole snapshot and remove damaged ones, if it and the records after it, or a log that starts
+        at offset 0, have the same content. Otherwise they stay.
         """
-        while self._snapshots:
-            identity = self._snapshots[-1]
+        newest, damaged = None, []
+        for identity in reversed(self._snapshots):
             try:
-                return identity, decode_snapshot(self._disk.read_file(self.path_of(identity)))
+                newest = identity, decode_snapshot(self._disk.read_file(self.path_of(identity)))
+                break
             except (CorruptSnapshot, KafkaError) as error:
-                logger.error("removing %s: %s", self.path_of(identity), error)
+                logger.error("%s: %s", self.path_of(identity), error)
                 self.damage = self.damage or f"{snapshot_name(identity)} is damaged"
-                self._remove_snapshot(identity)
-        return None
+                damaged.append(identity)
+        for identity in damaged if self.start_offset <= _end_of(newest) else ():
+            self._remove_snapshot(identity)
+        return newest
+
+    def _begin_anew(self, end_offset: int) -> None:
+        """Records before the log start are in no whole snapshot: the newest one ends at `end_offset`, 0 without one.
+        Keep all files, and begin the log there.
+        """
+        damaged = [each for each in self._snapshots if each.end_offset > end_offset]
+        if not damaged:
+            before = f"the newest snapshot ends at {end_offset}" if end_offset else "there is no snapshot before"
+            self.damage = f"starts at {self.start_offset} and {before}"
+        if not self.lacks_records:
+            self._remove_kept_copies()
+        self.lose(self.damage)
+        for segment in self._log.segments:
+            if not self._disk.exists(segment.path + KEPT_SUFFIX):
+                self._keep_damaged(segment)
+        for identity in damaged:
+            self._disk.rename(self.path_of(identity), self.path_of(identity) + KEPT_SUFFIX)
+            self._snapshots.remove(identity)
+        self._log.truncate_fully_and_start_at(end_offset)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -465,24 +451,19 @@ class MetadataLog:
     def _load(self) -> tuple[SnapshotId, Snapshot] | None:
         names = [entry.name for entry in self._disk.list_directory(self.directory)]
         for name in names:
-            if ".checkpoint." in name:  # `.part`: incomplete; `.deleted`: Kafka would remove it soon
+            # `.part`: incomplete; `.deleted`: Kafka would remove it soon
+            if ".checkpoint." in name and not name.endswith(KEPT_SUFFIX):
                 self._disk.remove(f"{self.directory}/{name}")
-        identities = [identity for identity in map(parse_snapshot_name, names) if identity is not None]
-        self._snapshots = sorted(identity for identity in identities if identity.end_offset >= self.start_offset)
-        for identity in identities:
-            if identity.end_offset < self.start_offset:  # the records between it and the log are gone
-                self._disk.remove(self.path_of(identity))
+        self._snapshots = sorted(identity for identity in map(parse_snapshot_name, names) if identity is not None)
         self._examine()
-        had_snapshots = bool(self._snapshots)
         newest = self._newest_whole_snapshot()
-        if newest is None or not self.replace_damage(newest[0]):
+        if self.start_offset > _end_of(newest):
+            self._begin_anew(_end_of(newest))
+        elif newest is None or not self.replace_damage(newest[0]):
             self.cut_damage()
+        for older in [each for each in self._snapshots if each.end_offset < self.start_offset]:
+            self._remove_snapshot(older)  # the records between it and the log are gone
         if newest is None:
-            if self.start_offset > 0:
-                if not had_snapshots:
-                    self.damage = f"starts at {self.start_offset} and there is no snapshot before"
-                self.lose(self.damage)
-                self._log.truncate_fully_and_start_at(0)
             self._forget_voters()
             self._scan(0)
             return None
@@ -720,7 +701,7 @@ class MetadataLog:
         The log start moves only to the end of a remaining snapshot, so that a follower further behind can load that
         snapshot and continue. Raises OSError; the next call continues where this one stopped.
         """
-        while len(self._snapshots) > 1:
+        while len(self._snapshots) > SNAPSHOTS_KEPT_MIN:
             oldest, successor = self._snapshots[:2]
             facts = [self._facts_of(identity) for identity in self._snapshots]
             if not retention.lets_oldest_go(facts, self._log.size_bytes, now_ms):
@@ -775,6 +756,10 @@ def log_start_in(names: Iterable[str]) -> int:
     snapshots = (parse_snapshot_name(name) for name in names)
     ends = [one.end_offset for one in snapshots if one is not None and one.end_offset >= first]
     return min(ends, default=0) if first else 0
+
+
+def _end_of(newest: tuple[SnapshotId, Snapshot] | None) -> int:
+    return 0 if newest is None else newest[0].end_offset
 
 
 def _voters_records(kraft_version: int, voters: VoterSet) -> list[tuple[ControlRecordType, bytes]]:

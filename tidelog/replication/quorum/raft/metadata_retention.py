@@ -1,13 +1,16 @@
 """The retention of the metadata log's snapshots and of the records below them: metadata.max.retention.*. Pure.
 
-The rules are those of Kafka's KafkaMetadataLog: the oldest snapshot may go once a newer one exists, and the log then
-starts at the end of the next snapshot. The newest snapshot always stays.
+The rules are those of Kafka's KafkaMetadataLog: the oldest snapshot may go once newer ones exist, and the log then
+starts at the end of the next snapshot. Kafka keeps the newest one always. Here the newest two stay: if one of them is
+damaged, the other one and the log behind it have the same content.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
+
+SNAPSHOTS_KEPT_MIN: Final = 2
 
 
 class SnapshotFacts(NamedTuple):
@@ -25,7 +28,7 @@ class MetadataRetention(NamedTuple):
 
     def lets_oldest_go(self, snapshots: Sequence[SnapshotFacts], log_size_bytes: int, now_ms: int) -> bool:
         """Whether the first of `snapshots` (oldest first) may be removed, with the log below the second one's end."""
-        if len(snapshots) < 2:
+        if len(snapshots) <= SNAPSHOTS_KEPT_MIN:
             return False
         if 0 <= self.bytes_max < log_size_bytes + sum(one.size_bytes for one in snapshots):
             return True
