@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, RefusingDisk, stop_all
 from tests.unit.replication.quorum.test_metadata_damage import committed, logs_of
 from tests.unit.replication.quorum.test_metadata_retention import CONFIG, NOTHING_KEPT, Home
+from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.replication.quorum.files.metadata_log import MetadataLog, log_start_in
 from tidelog.replication.quorum.files.records_lost import LACKING_FILE
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
@@ -128,6 +130,19 @@ def test_without_its_first_segment_a_log_begins_at_the_newest_snapshot(tmp_path)
         assert home.log.lacks_records
         assert home.log.kept_files == [f"{kept}.damaged"]
         home.close()
+
+
+def test_a_lost_end_is_noted_though_a_snapshot_replaces_other_damage(shortened):
+    """What was left counted as all that was acknowledged."""
+    first, *_, last = shortened.names(".log")
+    damage(shortened.files / first)
+    path = shortened.files / last
+    os.truncate(path, list(iter_headers(path.read_bytes()))[-1][0])
+    for _ in range(2):
+        shortened.open()
+        assert shortened.replayed() == shortened.log.end_offset < 45
+        assert shortened.log.lacks_records
+        shortened.close()
 
 
 def test_a_single_voter_without_a_whole_snapshot_says_what_it_has_kept(tmp_path):

@@ -435,7 +435,6 @@ class MetadataLog:
 
         `keeps_writes`: the files contain all writes of the previous process.
         """
-        self._remembers = is_voter
         newest = self._load()
         epoch_max = self._credible_epoch(is_voter and keeps_writes)
         if epoch_max < self.last_epoch:
@@ -444,6 +443,7 @@ class MetadataLog:
             else:
                 self._epoch_max = epoch_max
             newest = self._load()
+        self._remembers = is_voter  # not before: the end of a log that damage has shortened would hide the loss
         if is_voter:
             self._judge_loss(keeps_writes)
         return newest
