@@ -16,8 +16,8 @@ from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.scrub import Scrub
 from tidelog.storage.segments import lookup
-from tidelog.storage.segments.damage import DamagedRecords
-from tidelog.storage.segments.reader import ColdRead
+from tidelog.storage.segments.damage import CorruptIndex, DamagedRecords
+from tidelog.storage.segments.reader import ColdRead, Examination
 
 MakeLogs = Callable[..., Logs]
 COUNT = 60
@@ -191,15 +191,56 @@ def test_many_segments_are_confirmed_a_part_at_a_time(made, monkeypatch):
     assert all(segment.max_is_confirmed for segment in log.segments)
 
 
-def test_times_in_no_order_are_compared_by_an_examination(logs, monkeypatch):
-    """The first batch has the largest timestamp, so that the index has no row of what follows."""
-    monkeypatch.setattr(lookup, "_HEADERS_AT_ONCE_MAX", 5)
+def pause_of(log: PartitionLog) -> ColdRead | None:
+    """What a search for a time that no record has waits for; None once it has its result."""
+    try:
+        assert log.offset_for_timestamp(NOW + 2, wait=False) is None
+    except ColdRead as cold:
+        return cold
+    return None
+
+
+def test_times_in_no_order_are_compared_a_part_at_a_time(logs, monkeypatch):
+    """The first batch has the largest timestamp, so that all others are behind it: a clock was ahead, and went back.
+
+    Each search had the whole segment examined on a thread of its own, which held up the node for minutes.
+    """
+    monkeypatch.setattr(lookup, "_COMPARED_AT_ONCE_MAX", 5)
     made = logs(segment_bytes=2500, index_interval_bytes=300, retention_ms=1000)
     for n in range(COUNT):
         made.append(batch(2, value=b"%03d" % n * 20, timestamp=NOW - 10 * n))
     log = made.close_and_open()
-    log.maintain(NOW + 2000)
-    assert (log.is_doubtful, log.log_start_offset) == (True, 0)
-    scrub(log)
-    log.maintain(NOW + 2000)
-    assert log.log_start_offset == 2 * COUNT
+    turns = [0, 0]
+    while not all(segment.max_is_confirmed for segment in log.segments):
+        for search in (0, 1):
+            cold = pause_of(log)
+            if cold is not None:
+                cold.warm()
+                turns[search] += 1
+            assert not isinstance(cold, Examination)
+            assert turns[search] < COUNT
+    assert sum(turns) <= COUNT // 5 + 2 * len(log.segments), "each batch is compared once, for both searches"
+    log = made.close_and_open()
+    turns = [0]
+    while not log.maintain(NOW + 2000):
+        turns[0] += 1
+        assert turns[0] < COUNT
+    assert (log.is_doubtful, log.log_start_offset) == (False, 2 * COUNT)
+    assert turns[0] >= 2
+
+
+def test_a_wrong_time_behind_the_turns_before_is_met(logs, monkeypatch):
+    """A bit of the row of the largest timestamp is wrong: a later turn meets the batch that is newer."""
+    monkeypatch.setattr(lookup, "_COMPARED_AT_ONCE_MAX", 5)
+    made = logs(index_interval_bytes=300)
+    for n in range(COUNT):
+        made.append(batch(2, value=b"%03d" % n * 20, timestamp=NOW + (100 if n == COUNT - 1 else -10 * n)))
+    log = made.close_and_open()
+    segment = log.segments.first
+    lookup.max_timestamp_of(segment)
+    segment.max_timestamp, segment.offset_of_max_timestamp, segment.max_is_confirmed = NOW + 1, 1, False
+    for _ in range(COUNT // 5 - 1):
+        assert lookup.confirm_max_timestamp(segment, wait=True) == 5
+    for _ in range(2):
+        with pytest.raises(CorruptIndex, match="lacks timestamp"):
+            lookup.confirm_max_timestamp(segment, wait=True)

@@ -45,10 +45,8 @@ BYTES_AT_ONCE_MAX: Final = 1024 * 1024
 HEADERS_AT_ONCE_MAX: Final = 200
 # A search ends with an error after this many batches without the timestamp that their headers announce.
 UNTRUE_HEADERS_MAX: Final = 100
-# The batches of one segment that are compared with its time index on the loop's thread.
-_HEADERS_AT_ONCE_MAX: Final = 10_000
-# The batches of all segments together after which the loop has its turn.
-_COMPARED_AT_ONCE_MAX: Final = 2_000
+# The batches that are compared with time indexes, in one segment or together, after which the loop has its turn.
+_COMPARED_AT_ONCE_MAX: Final = 500
 # The segments whose largest timestamps are confirmed before the loop has its turn.
 _CONFIRMED_AT_ONCE_MAX: Final = 100
 _FOUND_MAX: Final = 2 * UNTRUE_HEADERS_MAX
@@ -72,47 +70,52 @@ def max_timestamp_of(segment: Segment) -> int:
 def confirm_max_timestamp(segment: Segment, *, wait: bool) -> int:
     """Compare a largest timestamp from the time index with the batches, once. The number of batches that it looked at.
 
+    After _COMPARED_AT_ONCE_MAX batches it ends without a result: `max_is_confirmed` is false, and the next call, of any
+    search, goes on there. Where times go back, nearly all batches may follow the one with the largest.
     The index has no checksum: a search by time would pass over the segment, and retention would delete it too early.
-    Raises ColdRead, and CorruptIndex, also where so many batches follow that an examination on a thread is to do it.
+    Raises ColdRead, and CorruptIndex.
     """
     if segment.max_is_confirmed:
         return 0
-    was_open = segment.is_open
+    was_open, number = segment.is_open, 0
     try:
         newest, offset = max_timestamp_of(segment), segment.offset_of_max_timestamp
-        path, is_there = segment.time_index.path, newest < 0
-        end_offset, found_end = segment.next_offset, segment.base_offset
-        position, number = position_of(segment, offset, wait=wait), 0
-        for number, (_, header) in enumerate(headers(segment, position, wait=wait)):
+        path, basis = segment.time_index.path, (newest, offset, segment.generation)
+        if segment.compared is not None and segment.compared[0] == basis:
+            _, position, found_end, is_there = segment.compared
+        else:
+            position, found_end, is_there = position_of(segment, offset, wait=wait), segment.base_offset, newest < 0
+        for reached, header in headers(segment, position, wait=wait):
+            if number == _COMPARED_AT_ONCE_MAX:
+                return number
+            number += 1
             if header.base_offset <= offset <= header.last_offset:
                 is_there = is_there or header.max_timestamp == newest
             # A batch that compaction emptied keeps its timestamp, which no index names.
             if header.max_timestamp > newest and header.record_count:
                 raise CorruptIndex(path, f"lacks timestamp {header.max_timestamp}")
             found_end = header.next_offset
-            if number > _HEADERS_AT_ONCE_MAX:
-                raise CorruptIndex(path, "is compared with all batches")
+            segment.compared = basis, reached + header.size_bytes, found_end, is_there  # bytes behind it may be cold
         if not is_there:
             raise CorruptIndex(path, f"has timestamp {newest} for offset {offset}, no batch has it there")
         # What a lost end, or a lost file behind this one, held may be newer.
-        if found_end < end_offset and not (segment.may_end_early or ends_damaged(segment)):
-            raise CorruptIndex(segment.path, f"ends at offset {found_end}, not at {end_offset}")
-        segment.max_is_confirmed = True
+        if found_end < segment.next_offset and not (segment.may_end_early or ends_damaged(segment)):
+            raise CorruptIndex(segment.path, f"ends at offset {found_end}, not at {segment.next_offset}")
+        segment.max_is_confirmed, segment.compared = True, None
     finally:
         if not was_open:
             segment.release()  # a log may have more segments than the process may have files
-    return number + 1
+    return number
 
 
 def _confirm_all(segments: Segments, wait: bool) -> Iterator[Segment]:
     """The segments with records. Their largest timestamps are what the batches say. Raises CorruptIndex, ColdRead."""
     left, batches_left = _CONFIRMED_AT_ONCE_MAX, _COMPARED_AT_ONCE_MAX
     for segment in segments:
-        if segment.size_bytes:
-            batch_count = confirm_max_timestamp(segment, wait=wait)
-            left, batches_left = left - (batch_count > 0), batches_left - batch_count
-            if min(left, batches_left) < 0 and not wait:
-                raise ColdRead(segment, 0, 0)  # the loop's turn; what is confirmed stays so
+        while segment.size_bytes and not segment.max_is_confirmed:
+            left, batches_left = left - 1, batches_left - confirm_max_timestamp(segment, wait=wait)
+            if not wait and (min(left, batches_left) < 0 or not segment.max_is_confirmed):
+                raise ColdRead(segment, 0, 0)  # the loop's turn; what is compared stays so
         yield segment
 
 
@@ -555,6 +558,8 @@ def expired_prefix(
         except CorruptIndex as error:
             logger.warning("cannot apply retention now: %s", error)
             return Expired(min(count, number), is_doubtful=True)
+        if not segments[number].max_is_confirmed:
+            return Expired(min(count, number), has_more=True)
     return Expired(min(count, end))
 
 

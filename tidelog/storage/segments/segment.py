@@ -60,7 +60,7 @@ class Segment:
 
     __slots__ = (
         "_disk", "_file", "_loose_maps", "_map", "_max_offset_rows", "_max_time_rows", "_offset_index", "_time_index",
-        "aged_to", "base_offset", "bytes_since_index_row", "created_ms", "damage", "directory", "filled",
+        "aged_to", "base_offset", "bytes_since_index_row", "compared", "created_ms", "damage", "directory", "filled",
         "findings", "first_batch_timestamp", "generation", "hints", "index_interval_bytes", "is_abandoned", "is_full",
         "is_preallocated", "is_verified_of_old", "jitter_ms", "max_is_confirmed", "max_offset", "max_timestamp",
         "may_end_early", "may_have_gaps", "next_offset", "offset_of_max_timestamp", "path", "proven", "recent_offsets",
@@ -69,6 +69,8 @@ class Segment:
     )  # fmt: skip
 
     write_at: Callable[[Buffer, int], int]
+    compared: tuple[tuple[int, int, int], int, int, bool] | None
+    """How far the comparison of the largest timestamp has come: the basis, position, end offset, and if it is there."""
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class Segment:
         right, even if neighbouring batches or the epoch file disagree."""
         self.verified_from = self.verified_to = 0
         """The range of batches that were read from the device and checked since the start."""
-        self.aged_to, self.is_verified_of_old = 0, False
+        self.aged_to, self.is_verified_of_old, self.compared = 0, False, None
         self.generation = 0
         """Changes when bytes are truncated or replaced, and when the known damage changes."""
         self.findings: Findings | None = None
