@@ -16,7 +16,7 @@ from tests.simulation.gap_history import GapHistory
 from tidelog.storage.files import checkpoints
 from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, ExplainedGaps
 from tidelog.storage.files.disk import Disk
-from tidelog.storage.log import directory, explained_gaps, loader, partition_log, swap
+from tidelog.storage.log import directory, epochs_of_batches, explained_gaps, loader, partition_log, swap
 from tidelog.storage.log.explained_gaps import name_early_ends
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments import lookup
@@ -141,7 +141,8 @@ def believe_no_name_in_a_swap(patch: pytest.MonkeyPatch) -> None:
 
 
 def begin_epochs_behind_gaps(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(loader, "_end_before", lambda segments, index: segments[index].base_offset)
+    for module in (epochs_of_batches, loader):
+        patch.setattr(module, "end_before_of", lambda segments, index: segments[index].base_offset)
 
 
 PLANTS = [
