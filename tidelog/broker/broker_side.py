@@ -265,7 +265,7 @@ class BrokerSide:
                 propose=self._isr_changes.submit,
                 lag_ms_max=config.integer("replica.lag.time.max.ms"),
             ),
-            tells_followers_high_watermark=config["replica.selector.class"] is not None,
+            tells_followers_high_watermark=config.has_follower_reads,
             stopwatch=ports.stopwatch or loop.time,
         )
 

@@ -268,6 +268,13 @@ def test_a_value_that_kafka_refuses_at_a_start_is_refused(key: str, value: str, 
     check_values(DynamicConfig(NodeConfig.load(None, {"log.retention.ms": "-1", "log.retention.hours": "0"})))
 
 
+@pytest.mark.parametrize("value", ["", "RackAwareReplicaSelector", "org.example.NearestReplicaSelector"])
+def test_a_selector_of_replicas_is_one_of_kafkas(value: str):
+    """Any text made consumers read from followers."""
+    with pytest.raises(ConfigError, match=r"replica\.selector\.class: String must be one of: .*RackAware"):
+        NodeConfig.load(None, {"replica.selector.class": value})
+
+
 def test_listeners_with_names_of_their_own():
     config = NodeConfig.load(
         None,

@@ -298,7 +298,7 @@ class ReplicaNode:
                 propose=lambda partition, proposal: self.proposals.append((partition, proposal)),
                 lag_ms_max=config.integer("replica.lag.time.max.ms"),
             ),
-            tells_followers_high_watermark=config["replica.selector.class"] is not None,
+            tells_followers_high_watermark=config.has_follower_reads,
         )  # fmt: skip
         self.fetchers = ReplicaFetchers(
             node_id=node_id,

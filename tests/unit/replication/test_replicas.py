@@ -740,6 +740,16 @@ def test_a_consumer_is_sent_to_the_replica_in_its_rack() -> None:
     assert leader.fetch(0, rack="b").preferred_read_replica == -1
 
 
+def test_a_consumer_stays_at_the_leader_with_kafkas_other_selector() -> None:
+    cluster = Replicas(2, replica_selector_class="org.apache.kafka.common.replica.LeaderSelector")
+    cluster.racks.update({1: "a", 2: "b"})
+    cluster.alter()
+    cluster.nodes[1].produce(b"x")
+    cluster.loop.settle()
+    answer = cluster.nodes[1].fetch(0, rack="b")
+    assert (answer.preferred_read_replica, bool(answer.records)) == (-1, True)
+
+
 @pytest.mark.parametrize("count", [1, 2, 6])
 def test_followers_of_which_consumers_read_learn_of_several_high_watermarks_at_once(count: int) -> None:
     """Only one was told at once. Where two partitions were written together, the fetch waited for its end."""

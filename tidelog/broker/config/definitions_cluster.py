@@ -6,6 +6,8 @@ bounds are Kafka's; `DescribeConfigs` shows them. `docs/configuration.md` lists 
 
 from __future__ import annotations
 
+from typing import Final
+
 from tidelog.broker.config.definition_types import (
     ANY,
     BOOLEAN,
@@ -24,7 +26,11 @@ from tidelog.broker.config.definition_types import (
     at_least,
     between,
     list_of,
+    one_of,
 )
+
+RACK_AWARE_SELECTOR: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+_LEADER_SELECTOR: Final = "org.apache.kafka.common.replica.LeaderSelector"
 
 # fmt: off
 CLUSTER: tuple[Row, ...] = (
@@ -175,8 +181,8 @@ CLUSTER: tuple[Row, ...] = (
      "How often high watermarks are saved to disk."),
     ("replica.lag.time.max.ms", LONG, "30000", ANY, READ_ONLY,
      "A follower that has not caught up for this long leaves the in-sync replicas."),
-    ("replica.selector.class", STRING, None, ANY, READ_ONLY,
-     "Chooses the replica that a consumer reads from; without it, the leader."),
+    ("replica.selector.class", STRING, None, one_of(_LEADER_SELECTOR, RACK_AWARE_SELECTOR), READ_ONLY,
+     "Kafka's RackAwareReplicaSelector: consumers read from a replica in their rack; else from the leader."),
     ("replica.socket.receive.buffer.bytes", INT, "65536", ANY, READ_ONLY,
      "Receive buffer of the connections that followers fetch over."),
     ("replica.socket.timeout.ms", INT, "30000", ANY, READ_ONLY,

@@ -21,6 +21,7 @@ from tidelog.broker.config.definitions import (
     TOPIC_SYNONYMS,
     convert_synonym,
 )
+from tidelog.broker.config.definitions_cluster import RACK_AWARE_SELECTOR
 from tidelog.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -118,6 +119,11 @@ class NodeConfig(TypedValues):
         ]
         if self.is_alone:
             self._implied = internal_topic_options(1)
+
+    @property
+    def has_follower_reads(self) -> bool:
+        """Whether consumers may read from a replica in their own rack (KIP-392)."""
+        return bool(self["replica.selector.class"] == RACK_AWARE_SELECTOR)
 
     @classmethod
     def load(cls, file: Path | None = None, overrides: Mapping[str, str] | None = None) -> NodeConfig:
