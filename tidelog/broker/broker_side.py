@@ -37,6 +37,7 @@ from tidelog.broker.replicas.replica_moves import ReplicaMoves
 from tidelog.broker.replicas.scrubber import Scrubber
 from tidelog.broker.replicas.unclean_leaders import UncleanLeaders
 from tidelog.broker.replicas.upkeep import Upkeep
+from tidelog.protocol.addresses import address_text
 from tidelog.protocol.errors import ConfigError
 from tidelog.protocol.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from tidelog.protocol.uuids import uuid_to_text
@@ -337,7 +338,7 @@ class BrokerSide:
         broker = image.brokers.get(self._config.node_id)
         if broker is None or broker.incarnation_id == self._incarnation_id or broker.epoch <= self.lifecycle.epoch:
             return False
-        addresses = ", ".join(f"{entry.host}:{entry.port}" for entry in broker.endpoints.values())
+        addresses = ", ".join(address_text(entry.host, entry.port) for entry in broker.endpoints.values())
         why = f"another process has registered as broker {broker.node_id}, at {addresses}: this one ends"
         logger.critical(why)
         self._on_failure(ConfigError(why))

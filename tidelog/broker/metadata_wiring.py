@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.broker.config.definitions import list_config_default
 from tidelog.broker.config.validation import controller_config_problem
+from tidelog.protocol.addresses import address_text
 from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest
 from tidelog.protocol.messages.broker_registration import Feature as RegisteredFeature
 from tidelog.protocol.messages.broker_registration import Listener as RegisteredListener
@@ -131,7 +132,7 @@ def quorum_wait(voters: VoterSet, bootstrap: Sequence[Endpoint], node_id: int, i
 
 
 def _address(endpoint: Endpoint) -> str:
-    return f"[{endpoint.host}]:{endpoint.port}" if ":" in endpoint.host else f"{endpoint.host}:{endpoint.port}"
+    return address_text(endpoint.host, endpoint.port)
 
 
 def controller_endpoints(config: NodeConfig, bound_ports: Mapping[str, int]) -> list[EndpointImage]:

@@ -35,6 +35,7 @@ from tidelog.broker.replicas.log_directories import LogDirectories
 from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.broker.scheduling.inspections import Inspections
+from tidelog.protocol.addresses import address_text
 from tidelog.protocol.errors import ConfigError
 from tidelog.storage.files.disk import is_exhaustion
 from tidelog.version import __version__
@@ -283,7 +284,7 @@ class Node:
             if config.is_broker
             else [one._replace(port=one.port or bound_ports[one.name]) for one in config.listeners]
         )
-        return {each.name: f"{f'[{each.host}]' if ':' in each.host else each.host}:{each.port}" for each in listeners}
+        return {each.name: address_text(each.host, each.port) for each in listeners}
 
     def _ready_line(self) -> str:
         config = self.config

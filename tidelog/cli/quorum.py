@@ -22,6 +22,7 @@ from tidelog.cli.common import (
 )
 from tidelog.client import Admin
 from tidelog.client.model import QuorumDescription, QuorumReplica
+from tidelog.protocol.addresses import address_text
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.uuids import uuid_from_text, uuid_to_text
 
@@ -169,7 +170,7 @@ def _print_status(cluster_id: str | None, quorum: QuorumDescription) -> None:
 def _names_of(quorum: QuorumDescription, replicas: tuple[QuorumReplica, ...]) -> str:
     names = []
     for each in sorted(replicas, key=lambda replica: replica.node_id):
-        addresses = [f"{host}:{port}" for _, host, port in quorum.endpoints.get(each.node_id, ())]
+        addresses = [address_text(host, port) for _, host, port in quorum.endpoints.get(each.node_id, ())]
         names.append(f"{each.node_id} ({', '.join(addresses)})" if addresses else str(each.node_id))
     return ", ".join(names) or "none"
 
@@ -220,7 +221,8 @@ def _as_dict(cluster_id: str | None, quorum: QuorumDescription) -> dict[str, Any
                 "last_fetch_ms": replica.last_fetch_ms,
                 "last_caught_up_ms": replica.last_caught_up_ms,
                 "endpoints": [
-                    f"{name}://{host}:{port}" for name, host, port in quorum.endpoints.get(replica.node_id, ())
+                    f"{name}://{address_text(host, port)}"
+                    for name, host, port in quorum.endpoints.get(replica.node_id, ())
                 ],
             }
             for role, replica in _roles(quorum)

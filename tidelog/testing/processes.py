@@ -29,6 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
+from tidelog.protocol.addresses import address_text
 from tidelog.protocol.errors import ConfigError
 from tidelog.testing.fork_server import ForkedProcess, close_fork_server, fork_server, module_command
 from tidelog.testing.ports import free_port
@@ -358,7 +359,7 @@ def _tied_to_us() -> list[str]:
 
 def host_and_port(host: str, port: int) -> str:
     """As `bootstrap.servers` has it, also of IPv6."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return address_text(host, port)
 
 
 def accepts(port: int, host: str = "127.0.0.1") -> bool:

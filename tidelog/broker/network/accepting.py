@@ -14,6 +14,8 @@ import socket
 from collections.abc import Iterable
 from typing import Any
 
+from tidelog.protocol.addresses import address_text
+
 # Connections of one listener, in one turn of the loop.
 ACCEPTED_PER_TURN = 16
 TIMER_S = 0.001
@@ -42,7 +44,7 @@ def begin_listening(sock: Any, backlog: int) -> None:
         sock.listen(backlog)
     except OSError as error:
         host, port = sock.getsockname()[:2]
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        where = address_text(host, port)
         raise ListenError(error.errno, f"cannot listen on {where}: {error.strerror}") from None
 
 

@@ -21,6 +21,7 @@ from tidelog.broker.network.connection import WRITE_HIGH_WATER_BYTES, KafkaConne
 from tidelog.broker.network.connection_quotas import ConnectionLimits, ConnectionQuotas, Refused
 from tidelog.broker.network.receive_buffers import BUFFER_USUAL_BYTES
 from tidelog.broker.network.repeated_warnings import RepeatedWarnings
+from tidelog.protocol.addresses import address_text
 
 if TYPE_CHECKING:
     from tidelog.broker.network.request import Answer, Deferred
@@ -70,7 +71,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         candidates = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
-        raise ListenError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        raise ListenError(f"cannot listen on {address_text(host, port)}: {error.strerror}") from None
     family, kind, protocol, _, address = candidates[0]
     sock = socket.socket(family, kind, protocol)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -78,7 +79,7 @@ def bind(host: str, port: int) -> socket.socket:
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise ListenError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from None
+        raise ListenError(error.errno, f"cannot listen on {address_text(host, port)}: {error.strerror}") from None
     return sock
 
 

@@ -25,6 +25,7 @@ from tidelog.cli.common import (
 )
 from tidelog.client import Admin
 from tidelog.client.model import BrokerVersions, LogDirDescription, Node, TopicDescription
+from tidelog.protocol.addresses import address_text
 from tidelog.protocol.api import api_name
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -82,7 +83,7 @@ def list_brokers(bootstrap: str, properties: dict[str, str], json_wanted: bool) 
     rows = [
         (
             each.node.node_id,
-            f"{each.node.host}:{each.node.port}",
+            address_text(each.node.host, each.node.port),
             each.node.rack or "-",
             (",".join(each.roles) or "-") + ("*" if each.is_quorum_leader else ""),
             each.state,
@@ -217,7 +218,7 @@ def _print_broker(broker: Broker, api_versions: bool) -> None:
     node = broker.node
     lines: list[tuple[str, object]] = [
         ("broker", node.node_id),
-        ("address", f"{node.host}:{node.port}"),
+        ("address", address_text(node.host, node.port)),
         ("rack", node.rack or "-"),
         (
             "roles",

@@ -31,6 +31,7 @@ from tidelog.cli.cluster.state import (
     is_formatted,
     write_named,
 )
+from tidelog.protocol.addresses import address_text
 from tidelog.protocol.errors import counted
 
 STOP_S = 30.0
@@ -125,7 +126,7 @@ def check_configuration(nodes: Iterable[Node]) -> None:
         for listener in config.advertised_listeners():
             owner = owners.setdefault((listener.host, listener.port), node.id)
             if owner != node.id:
-                text = f"nodes {owner} and {node.id} would both advertise {listener.host}:{listener.port}"
+                text = f"nodes {owner} and {node.id} would both advertise {address_text(listener.host, listener.port)}"
                 raise ClusterFailed(f"{text}: advertised.listeners is for a cluster of one broker")
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from tidelog.client.assignment.protocol import by_topic
 from tidelog.client.groups.model import DEAD, EMPTY, STABLE, GroupDescription, GroupMember, PartitionLag
 from tidelog.client.model import TopicPartition
+from tidelog.protocol.addresses import address_text
 
 NOTHING = "-"
 OFFSET_COLUMNS = (
@@ -81,7 +82,7 @@ def member_rows(group: GroupDescription, verbose: bool) -> list[Row]:
 
 def state_row(group: GroupDescription) -> Row:
     node = group.coordinator
-    where = NOTHING if node is None else f"{node.host}:{node.port} ({node.node_id})"
+    where = NOTHING if node is None else f"{address_text(node.host, node.port)} ({node.node_id})"
     return (group.group_id, where, group.protocol or NOTHING, group.state, len(group.members))
 
 

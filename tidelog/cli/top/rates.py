@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidelog.client.model import TopicPartition
+from tidelog.protocol.addresses import address_text
 
 if TYPE_CHECKING:
     from tidelog.cli.top.snapshot import Snapshot
@@ -156,7 +157,7 @@ def _broker_rows(now: Snapshot, grown: Growth, sizes: dict[int, Growth], rate: R
     return [
         BrokerRow(
             node.node_id,
-            f"{node.host}:{node.port}",
+            address_text(node.host, node.port),
             "fenced" if node.fenced else "running" if node.node_id in now.sizes else "unreachable",
             leaders[node.node_id],
             replicas[node.node_id],

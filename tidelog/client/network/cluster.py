@@ -24,6 +24,7 @@ from tidelog.client.network.backoff import ExponentialBackoff
 from tidelog.client.network.connection import AnswerTooLarge, Connection, connect, first_success
 from tidelog.client.network.metadata import EMPTY, ClusterMetadata, TopicMetadata, merge_metadata
 from tidelog.client.network.outcomes import cancel_all, retrieve_exception, start_task
+from tidelog.protocol.addresses import address_text
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
@@ -179,7 +180,7 @@ class Cluster:
                 failures += 1
                 delay_s = self._reconnect_backoff.wait_ms(failures) / 1000
                 if loop.time() + delay_s >= deadline:
-                    servers = ", ".join(f"{host}:{port}" for host, port in self._addresses)
+                    servers = ", ".join(address_text(*each) for each in self._addresses)
                     reason = f"no broker reached at {servers}: {error.message or error}"
                     raise KafkaError(ErrorCode.NETWORK_EXCEPTION, reason) from None
                 with contextlib.suppress(TimeoutError):
@@ -303,7 +304,7 @@ class Cluster:
     def _has_moved(self, node_id: int, connection: Connection) -> bool:
         """Whether the metadata has another address of the node than the connection's."""
         node = self.metadata.nodes.get(node_id)
-        return node is not None and connection.address != f"{node.host}:{node.port}"
+        return node is not None and connection.address != address_text(node.host, node.port)
 
     def _close_moved(self) -> None:
         """Close the connections to addresses that nodes have left: another node may listen there by now. It would

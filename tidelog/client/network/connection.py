@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from tidelog.client.network.frame_buffers import FrameBuffers
 from tidelog.client.network.output_queue import Buffer, OutputQueue
+from tidelog.protocol.addresses import address_text
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -635,7 +636,7 @@ async def connect(
 
     Raises KafkaError(NETWORK_EXCEPTION) within the timeout.
     """
-    address = f"{host}:{port}"
+    address = address_text(host, port)
 
     async def connect_to(ip: str) -> Connection:
         loop = asyncio.get_running_loop()
