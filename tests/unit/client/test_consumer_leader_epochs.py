@@ -16,6 +16,7 @@ from tidelog.client.consuming.subscription import Subscription
 from tidelog.client.model import TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
+from tidelog.protocol.messages.metadata import MetadataRequest
 from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
 from tidelog.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse, OffsetFetchResponseGroup
 from tidelog.protocol.messages.offset_for_leader_epoch import (
@@ -397,6 +398,45 @@ class TestATopicCreatedAnew:
                 assert await read(consuming, 12) == list(range(12))
         said = "t-0 was truncated below 9 when its topic was deleted and created anew: back to 0"
         assert [record.getMessage() for record in caplog.records if "t-0" in record.getMessage()] == [said]
+
+    @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
+    @pytest.mark.parametrize("has_read_deleted_topic", [True, False])
+    async def test_it_is_not_read_again_after_a_broker_that_is_behind_named_the_deleted_topic(
+        self, reset, has_read_deleted_topic
+    ):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 2)
+            stale_answer = next(iter(cluster.nodes.values())).on_metadata(MetadataRequest(topics=None))
+            if not has_read_deleted_topic:
+                cluster.create("t", 1)
+            async with consumer(cluster, auto_offset_reset=reset, metadata_max_age_ms=20) as consuming:
+                consuming.assign([T0])
+                consuming.seek(T0, 0)
+                if has_read_deleted_topic:
+                    assert await read(consuming, 2) == [0, 1]
+                    cluster.create("t", 1)
+                    await until(lambda: consuming._subscription.state(T0).topic_id == cluster.ids["t"])
+                    consuming.seek(T0, 0)
+                fill(cluster, "t", 0, 9)
+                assert await read(consuming, 9) == list(range(9))
+                for _ in range(2):
+                    cluster.script(MetadataRequest, *[lambda request, node: stale_answer] * 2)
+                    await until(lambda: not cluster.scripts[MetadataRequest])
+                    await until(lambda: consuming._subscription.state(T0).topic_id == cluster.ids["t"])
+                fill(cluster, "t", 0, 3)
+                assert await read(consuming, 3) == [9, 10, 11]
+
+    def test_the_position_from_before_a_seek_does_not_come_back(self):
+        new_id, deleted_id = b"n" * 16, b"d" * 16
+        subscription = Subscription()
+        subscription.assign([T0])
+        assert subscription.update_topic_ids(lambda _: new_id) == ([], [])
+        subscription.seek(T0, 7)
+        assert subscription.update_topic_ids(lambda _: deleted_id) == ([T0], [])
+        assert subscription.update_topic_ids(lambda _: new_id) == ([], [T0])
+        assert subscription.update_topic_ids(lambda _: deleted_id) == ([], [T0])
+        subscription.seek(T0, 3)
+        assert subscription.update_topic_ids(lambda _: new_id) == ([T0], [])
 
     async def test_without_a_reset_policy_it_is_an_error_until_a_seek(self):
         async with FakeCluster(t=1) as cluster:

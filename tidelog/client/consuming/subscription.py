@@ -57,6 +57,7 @@ class PartitionState:
         "position",
         "read_replica",
         "read_replica_until_ms",
+        "replaced",
         "reset_to",
         "retry_at_ms",
         "topic_id",
@@ -84,6 +85,8 @@ class PartitionState:
         """The earliest time of the next fetch."""
         self.topic_id = NO_TOPIC_ID
         """The id of the topic to which the position belongs."""
+        self.replaced: tuple[bytes, int, int] | None = None
+        """The topic id before this one, and the position and its leader epoch there."""
 
 
 class Subscription:
@@ -189,6 +192,7 @@ class Subscription:
         state.awaiting_validation = leader_epoch >= 0
         self._may_have_unsettled |= state.awaiting_validation
         state.reset_to = None
+        state.replaced = None
         state.retry_at_ms = 0.0
 
     def request_reset(self, partition: TopicPartition, timestamp: int) -> None:
@@ -234,20 +238,29 @@ class Subscription:
                 to_validate.append(partition)
         return to_validate
 
-    def update_topic_ids(self, id_of: Callable[[str], bytes]) -> list[TopicPartition]:
+    def update_topic_ids(self, id_of: Callable[[str], bytes]) -> tuple[list[TopicPartition], list[TopicPartition]]:
         """Store the topics' ids.
 
-        Returns the partitions whose position belongs to a deleted topic.
+        Returns the partitions whose position belongs to a deleted topic, and those that have the position of before
+        again: a broker that was behind has named the deleted topic for a while.
         """
-        replaced = []
+        replaced: list[TopicPartition] = []
+        restored: list[TopicPartition] = []
         for partition, state in self._assigned.items():
             topic_id = id_of(partition.topic)
             if topic_id in (NO_TOPIC_ID, state.topic_id):
                 continue
-            if state.topic_id != NO_TOPIC_ID and state.position >= 0:
+            previous, present = state.replaced, (state.topic_id, state.position, state.leader_epoch)
+            has_position = state.topic_id != NO_TOPIC_ID and state.position >= 0
+            if previous is not None and previous[0] == topic_id:
+                self.seek(partition, *previous[1:])
+                restored.append(partition)
+            elif has_position:
                 replaced.append(partition)
+            if has_position:
+                state.replaced = present
             state.topic_id = topic_id
-        return replaced
+        return replaced, restored
 
     def topic_ids(self, topics: Iterable[str], id_of: Callable[[str], bytes]) -> dict[str, bytes]:
         """The ids of the topics to which the positions belong; of topics without a position, those of the metadata."""

@@ -67,7 +67,9 @@ class PositionValidator:
         if state[0] is not self._seen_state[0] or state[1] is not self._seen_state[1]:  # every poll calls this method
             self._seen_state = state
             self._fetcher.discard(self._subscription.update_leader_epochs(state[0].leader_epoch))
-            for partition in self._subscription.update_topic_ids(state[0].topic_id):
+            replaced, restored = self._subscription.update_topic_ids(state[0].topic_id)
+            self._fetcher.discard(restored)
+            for partition in replaced:
                 # The new topic of this name holds other records, and all of them are unread.
                 self._fetcher.discard((partition,))
                 self._fetcher.handle_divergence(partition, 0, 0, "when its topic was deleted and created anew")
