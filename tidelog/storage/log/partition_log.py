@@ -20,6 +20,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.uuids import METADATA_TOPIC_ID
 from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
 from tidelog.storage.log import explained_gaps, recovery
+from tidelog.storage.log.failed_append import HALFWAY, take_back
 from tidelog.storage.log.flush import Durability, FlushTask, leave_removed_file
 from tidelog.storage.log.hidden_transactions import damage_to_repair, note_end, revealing
 from tidelog.storage.log.loader import LoadedLog
@@ -280,21 +281,22 @@ class PartitionLog:
             or segment.is_full
         ):
             segment = self._roll_for(admitted[0], last_offset, now_ms)
+        if self.failure is not None:
+            raise CorruptLog(self.failure)
+        end_position, producers = segment.size_bytes, self.producers
         try:
-            if self.failure is not None:
-                raise CorruptLog(self.failure)
             segment.append(data, admitted)
-        except OSError as error:
-            self.after_failed_write(segment, error)
-        producers = self.producers
-        for position, _, first, last, timestamp, attributes, producer_id, epoch, sequence, _ in admitted:
-            if producer_id >= 0:
-                if attributes & CONTROL_FLAG:
-                    self.accept_marker(markers.get(position) if markers else None)
-                else:
-                    is_transactional = bool(attributes & TRANSACTIONAL_FLAG)
-                    producers.accept(producer_id, epoch, sequence, first, last, timestamp, is_transactional)
-        log_end_offset = producers.end_offset = self.log_end_offset = last_offset + 1
+            for position, _, first, last, timestamp, attributes, producer_id, epoch, sequence, _ in admitted:
+                if producer_id >= 0:
+                    if attributes & CONTROL_FLAG:
+                        self.accept_marker(markers.get(position) if markers else None)
+                    else:
+                        is_transactional = bool(attributes & TRANSACTIONAL_FLAG)
+                        producers.accept(producer_id, epoch, sequence, first, last, timestamp, is_transactional)
+            log_end_offset = producers.end_offset = self.log_end_offset = last_offset + 1
+        except (OSError, MemoryError) as error:
+            self.failure = HALFWAY
+            take_back(self, segment, end_position, error)
         if log_end_offset >= self.flush_at:
             self.durability.note_append(admitted[0][2], log_end_offset)
 
@@ -306,13 +308,6 @@ class PartitionLog:
     def accept_marker(self, marker: EndMarker | None) -> None:
         completed = self.producers.accept_marker(marker) if marker is not None else None
         note_end(completed, self.segments.active.transaction_index, may_be_wrong=self.passes_damage)
-
-    def after_failed_write(self, segment: Segment, error: OSError) -> None:
-        try:
-            segment.take_back_write()
-        except OSError as second:
-            self.failure = f"{self.directory}: {second} after {error}"
-        raise error
 
     def _roll_for(self, first: Batch, last_offset: int, now_ms: int) -> Segment:
         # The base offset is the log end, even before a gap: then a start can distinguish a lost tail from a gap.

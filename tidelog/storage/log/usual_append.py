@@ -22,42 +22,34 @@ from tidelog.protocol.batches.record_batch import (
     TRANSACTIONAL_FLAG,
     stamp_head,
 )
+from tidelog.storage.log.failed_append import HALFWAY, FailingLog, take_back
 from tidelog.storage.producers.producer_state import EndMarker
 from tidelog.storage.segments.append import IN_TRANSACTION, NO_APPEND_TIME, PLAIN, AppendInfo, admit_own, admit_usual
 
 if TYPE_CHECKING:
     from tidelog.storage.log.flush import Durability
-    from tidelog.storage.producers.producer_state import ProducerState, SentBatch
+    from tidelog.storage.producers.producer_state import SentBatch
     from tidelog.storage.producers.verification import TransactionAppend
     from tidelog.storage.segments.append_rules import AppendRules
     from tidelog.storage.segments.leader_epochs import LeaderEpochs
     from tidelog.storage.segments.log_config import LogConfig
-    from tidelog.storage.segments.segment import Segment
-    from tidelog.storage.segments.segments import Segments
 
 _as_tuple = tuple.__new__
 _unpack = HEADER.unpack_from
 
 
-class Log(Protocol):
+class Log(FailingLog, Protocol):
     """The part of `PartitionLog` that an append uses."""
 
     config: LogConfig
     durability: Durability
-    failure: str | None
     flush_at: int
-    lacks_producers: bool
     leader_epochs: LeaderEpochs
-    log_end_offset: int
-    log_start_offset: int
-    producers: ProducerState
     rules: AppendRules
     segment_bytes: int
-    segments: Segments
 
     def repeated(self, batch: SentBatch) -> AppendInfo: ...
     def accept_marker(self, marker: EndMarker | None) -> None: ...
-    def after_failed_write(self, segment: Segment, error: OSError) -> None: ...
 
 
 def append_usual(
@@ -102,15 +94,17 @@ def append_usual(
         if repeated is not None:
             return log.repeated(repeated)
     stamp_head(batch, 0, first_offset, size - LOG_OVERHEAD, leader_epoch)
+    position = segment.size_bytes
     try:
         segment.append_one(batch, first_offset, last_offset, max_timestamp)
-    except OSError as error:
-        log.after_failed_write(segment, error)
-    if producer_id >= 0:
-        producers.accept(
-            producer_id, producer_epoch, base_sequence, first_offset, last_offset, max_timestamp, is_transactional
-        )
-    log_end_offset = producers.end_offset = log.log_end_offset = last_offset + 1
+        if producer_id >= 0:
+            producers.accept(
+                producer_id, producer_epoch, base_sequence, first_offset, last_offset, max_timestamp, is_transactional
+            )
+        log_end_offset = producers.end_offset = log.log_end_offset = last_offset + 1
+    except (OSError, MemoryError) as error:
+        log.failure = HALFWAY
+        take_back(log, segment, position, error)
     if log_end_offset >= log.flush_at:
         log.durability.note_append(first_offset, log_end_offset)
     return _as_tuple(AppendInfo, (first_offset, last_offset, NO_APPEND_TIME, log.log_start_offset, False, batch))
@@ -152,12 +146,14 @@ def _append_marker(
     producers = log.producers
     producers.check_marker(marker, transaction.transaction_version)
     stamp_head(batch, 0, offset, size - LOG_OVERHEAD, leader_epoch)
+    position = segment.size_bytes
     try:
         segment.append_one(batch, offset, offset, max_timestamp)
-    except OSError as error:
-        log.after_failed_write(segment, error)
-    log.accept_marker(marker)
-    log_end_offset = producers.end_offset = log.log_end_offset = offset + 1
+        log.accept_marker(marker)
+        log_end_offset = producers.end_offset = log.log_end_offset = offset + 1
+    except (OSError, MemoryError) as error:
+        log.failure = HALFWAY
+        take_back(log, segment, position, error)
     if log_end_offset >= log.flush_at:
         log.durability.note_append(offset, log_end_offset)
     return _as_tuple(AppendInfo, (offset, offset, NO_APPEND_TIME, log.log_start_offset, False, batch))
@@ -191,17 +187,18 @@ def append_usual_as_follower(log: Log, batch: memoryview, now_ms: int, epoch_max
         or crc32c(batch[ATTRIBUTES_OFFSET:]) != crc
     ):
         return None
+    position, producers = segment.size_bytes, log.producers
     try:
         segment.append_one(batch, base_offset, last_offset, max_timestamp)
-    except OSError as error:
-        log.after_failed_write(segment, error)
-    producers = log.producers
-    if producer_id >= 0:
-        is_transactional = attributes & TRANSACTIONAL_FLAG != 0
-        producers.accept(
-            producer_id, producer_epoch, base_sequence, base_offset, last_offset, max_timestamp, is_transactional
-        )
-    log_end_offset = producers.end_offset = log.log_end_offset = last_offset + 1
+        if producer_id >= 0:
+            is_transactional = attributes & TRANSACTIONAL_FLAG != 0
+            producers.accept(
+                producer_id, producer_epoch, base_sequence, base_offset, last_offset, max_timestamp, is_transactional
+            )
+        log_end_offset = producers.end_offset = log.log_end_offset = last_offset + 1
+    except (OSError, MemoryError) as error:
+        log.failure = HALFWAY
+        take_back(log, segment, position, error)
     if log_end_offset >= log.flush_at:
         log.durability.note_append(base_offset, log_end_offset)
     return _as_tuple(AppendInfo, (base_offset, last_offset, NO_APPEND_TIME, log.log_start_offset, False, None))

@@ -268,8 +268,7 @@ class SparseIndex:
 
     def truncate(self, count: int) -> None:
         """Keep the first `count` rows."""
-        if count >= self.count:
-            return
+        count = min(count, self.count)  # also then: a lack of memory may have left a part of a row behind the last one
         self.release()  # a map past the end of its file must not be accessed
         if count < self._rows_in_file:
             file = self._disk.open(self.path, create=True)
