@@ -6,7 +6,6 @@ import asyncio
 import errno
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -575,20 +574,52 @@ def led_by(image: MetadataImage, leader: int, leader_epoch: int) -> MetadataImag
     return replace(image, topics_by_id=by_id, topics_by_name={each.name: each for each in by_id.values()})
 
 
-async def test_a_replica_has_its_minimum_before_a_later_isr(start_node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["image", "answer"])
+async def test_a_replica_has_its_minimum_before_a_later_isr(
+    start_node: Any, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     """A leader committed alone by the minimum before, and a replica without these records could be elected."""
     node = await start_node()
     partitions = await hosting_topic(node, await node.connect(), 30)
     image, host = node.node._metadata.tracker.image, node.node._broker._hosting
-    topic = image.topics_by_name["t"]
-    changed = {topic.topic_id: set(topic.partitions)}
-    configs = {**image.configs, (TOPIC_RESOURCE, "t"): {"min.insync.replicas": "2"}}
-    raised = replace(image, configs=configs)
+    changed = {image.topics_by_name["t"].topic_id: set(range(30))}
+    image = on_two(image, (1, 2), 5)
+    host.apply(image, MetadataDelta(changed_partitions=changed))
+    for each in partitions.hosted():
+        each.append_as_leader(memoryview(bytearray(batch(1))), NOW, required_acks=1)
+        each.log.flush()
+        each.in_sync.followers[2].last_caught_up_ms = -1e12
+        each.check_isr()
+    raised = replace(image, configs={**image.configs, (TOPIC_RESOURCE, "t"): {"min.insync.replicas": "2"}})
     monkeypatch.setattr(hosting, "CONFIGS_S", 0)  # one in a turn
     host.apply(raised, MetadataDelta(changed_configs={(TOPIC_RESOURCE, "t")}))
-    assert Counter(each.min_insync_replicas for each in partitions.hosted()) == {1: 29, 2: 1}
-    host.apply(led_by(raised, 1, 5), MetadataDelta(changed_partitions=changed))
-    assert {each.min_insync_replicas for each in partitions.hosted()} == {2}
+    if way == "image":
+        host.apply(on_two(raised, (1,), 6), MetadataDelta(changed_partitions=changed))
+    else:
+        for each in partitions.hosted():
+            assert each.in_sync.pending is not None
+            each.on_proposal_agreed(each.in_sync.pending, (1,), 5, 6)
+    assert {each.in_sync.isr for each in partitions.hosted()} == {(1,)}
+    for each in partitions.hosted():
+        each.advance_high_watermark()
+    assert {(each.min_insync_replicas, each.log.high_watermark) for each in partitions.hosted()} == {(2, 0)}
+
+
+def on_two(image: MetadataImage, isr: tuple[int, ...], partition_epoch: int) -> MetadataImage:
+    """The partitions of the topic t on the brokers 1 and 2."""
+    topic = image.topics_by_name["t"]
+    partitions = {
+        index: replace(
+            each, replicas=(1, 2), isr=isr, directories=(each.directories[0], UNASSIGNED_DIRECTORY),
+            leader_epoch=5, partition_epoch=partition_epoch,
+        )
+        for index, each in topic.partitions.items()
+    }  # fmt: skip
+    placed = replace(topic, partitions=partitions)
+    return replace(
+        image, topics_by_id={**image.topics_by_id, topic.topic_id: placed},
+        topics_by_name={**image.topics_by_name, "t": placed},
+    )  # fmt: skip
 
 
 async def test_a_directory_that_cannot_be_written_to_is_tried_once_for_a_change_of_settings(

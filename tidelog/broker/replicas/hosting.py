@@ -572,9 +572,6 @@ class Hosting:
 
     def _apply_role(self, partition: Partition, assignment: PartitionImage) -> None:
         self._doubt_epochs(partition, assignment)
-        if partition in self._to_configure:
-            # The ISR was decided on by the newest min.insync.replicas: with an earlier one a leader would commit alone.
-            self._configure(partition)
         was_leader = partition.leads
         if assignment.leader == self._node_id:
             if self._fetchers is not None:
@@ -695,9 +692,15 @@ class Hosting:
             self._log_configs.clear()
         for name in names:
             self._log_configs.pop(name, None)
+        minimums: dict[str | None, int] = {}
         for partition in self._partitions.hosted():
             if affects_all or partition.topic in names:
                 self._to_configure[partition] = None
+                # At once: the controller decides on an ISR by the newest. By an earlier one a leader commits alone.
+                text = self._image.topic_config(partition.topic).get("min.insync.replicas")
+                if text not in minimums:
+                    minimums[text] = self._min_insync_replicas(partition.topic)
+                partition.min_insync_replicas = minimums[text]
         self._configure_some()
         for topic_id, index in list(self._lost_replicas):
             topic = self._image.topics_by_id.get(topic_id)
