@@ -25,6 +25,7 @@ from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidelog.replication.ports import PeerUnreachable
+from tidelog.replication.quorum.answer_size import AnswerSize
 from tidelog.replication.threads import until_done
 from tidelog.replication.truncation import compacted_below
 from tidelog.storage.files.disk import is_full
@@ -115,6 +116,7 @@ class Repairs:
         self._exchange = exchange
         self._loop = loop
         self._run_in_executor = run_in_executor
+        self._answer_size = AnswerSize(FETCH_TIMEOUT_MS)
         self._queue = RepairQueue()
         self.whole_copies = WholeCopies(self, self._queue, loop.time, run_in_executor)
         self._gaps: dict[Partition, tuple[int, int]] = {}
@@ -756,6 +758,9 @@ class Repairs:
         endpoint = self._endpoint_of(source)
         if endpoint is None:
             raise PeerUnreachable("it is not registered")
+        is_bulk = bytes_max == FETCH_BYTES_MAX  # smaller answers say little of the link
+        if is_bulk:
+            bytes_max = self._answer_size.limit(bytes_max)
         request = FetchRequest(
             replica_id=REPAIR_REPLICA_ID if up_to_log_end else REPAIR_COMMITTED_REPLICA_ID,
             max_wait_ms=0,
@@ -770,8 +775,13 @@ class Repairs:
                 )
             ],
         )
-        lane = self._queue.lanes.get(partition, "repair")
-        response = await self._exchange(endpoint, request, FETCH_VERSION, timeout_ms=FETCH_TIMEOUT_MS, lane=lane)
+        lane, began_s = self._queue.lanes.get(partition, "repair"), self._loop.time()
+        try:
+            response = await self._exchange(endpoint, request, FETCH_VERSION, timeout_ms=FETCH_TIMEOUT_MS, lane=lane)
+        except PeerUnreachable as error:
+            if is_bulk and not error.refused:
+                self._answer_size.on_lost()
+            raise
         if response.error_code or not response.responses:
             raise PeerUnreachable(f"it answers {ErrorCode.of(response.error_code).name}")
         answer: PartitionData = response.responses[0].partitions[0]
@@ -779,4 +789,7 @@ class Repairs:
             raise RecordsDeleted(answer.log_start_offset)
         if answer.error_code:
             raise KafkaError(ErrorCode.of(answer.error_code))
+        if is_bulk:
+            is_large = len(answer.records or b"") >= bytes_max // 2
+            self._answer_size.on_answer(1000 * (self._loop.time() - began_s), is_large)
         return answer

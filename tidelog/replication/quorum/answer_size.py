@@ -1,7 +1,7 @@
-"""How many bytes of the metadata log or of a snapshot a node asks for at once: what its link brings in time. Pure.
+"""How many bytes of a log or of a snapshot a node asks for at once: what its link brings in time. Pure.
 
 An answer that takes longer than a request may is lost. A request for as many bytes again would be lost, too, without
-end: the node would never learn the metadata.
+end: the node would never learn the metadata, or repair a log.
 """
 
 from __future__ import annotations
