@@ -14,9 +14,15 @@ from tests.unit.client.test_commit_queue import committed, refuse
 from tests.unit.client.test_consumer import T0, consumer, fill, read, until
 from tidelog.client import Consumer, OffsetAndMetadata, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest
 from tidelog.protocol.messages.join_group import JoinGroupRequest
 from tidelog.protocol.messages.metadata import MetadataRequest
-from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
+from tidelog.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
 from tidelog.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchResponse,
@@ -95,6 +101,36 @@ class TestCommits:
             del cluster.topics["t"]
             await asyncio.wait_for(consuming.close(), PATIENCE_S / 4)
             assert committed(cluster) == {other: 3}
+
+    @pytest.mark.parametrize("passing", [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR])
+    @pytest.mark.parametrize("final", [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED])
+    async def test_a_topic_that_is_refused_for_good_hides_no_passing_error_of_another(self, passing, final):
+        other = TopicPartition("other", 0)
+
+        def refused(request: Any, node: FakeNode) -> OffsetCommitResponse:
+            topics = [
+                OffsetCommitResponseTopic(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partitions=[OffsetCommitResponsePartition(partition_index=0, error_code=code)],
+                )
+                for topic in request.topics
+                for code in [final if "t" in (topic.name, names.get(topic.topic_id)) else passing]
+            ]
+            topics.sort(key=lambda topic: topic.partitions[0].error_code != final)
+            return OffsetCommitResponse(topics=topics)
+
+        async with FakeCluster(t=1, other=1) as cluster:
+            names = {topic_id: name for name, topic_id in cluster.ids.items()}
+            async with consumer(cluster, **QUIET) as consuming:
+                consuming.assign([T0, other])
+                await consuming.commit({T0: 0, other: 0})
+                cluster.script(OffsetCommitRequest, refused, refused)
+                looked_up = len(cluster.sent(FindCoordinatorRequest))
+                await asyncio.wait_for(consuming.commit({T0: 1, other: 3}), PATIENCE_S)
+                assert committed(cluster) == {T0: 1, other: 3}
+                is_moved = passing is ErrorCode.NOT_COORDINATOR
+                assert len(cluster.sent(FindCoordinatorRequest)) == looked_up + (2 if is_moved else 0)
 
     async def test_a_coordinator_that_does_not_know_the_topic_yet_is_asked_again(self):
         async with FakeCluster(t=1) as cluster:

@@ -44,6 +44,14 @@ that the metadata does not cover, the id is unknown.
 """
 _LAST_VERSION_WITH_IDS = 10
 _MOVED_ERRORS = frozenset((ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE))
+_ERRORS_OF_A_TOPIC = frozenset(
+    (
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.OFFSET_METADATA_TOO_LARGE,
+    )
+)
 _UNANSWERED_ERRORS = frozenset((ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT))
 
 
@@ -141,7 +149,7 @@ class Coordinator:
         identity: GroupIdentity,
         topic_ids: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Send one OffsetCommit. Raises the KafkaError of the first refused partition.
+        """Send one OffsetCommit. Raises the KafkaError of a refused partition: if there is one, an error of the group.
 
         `topic_ids`: the ids of the topics to which the offsets belong. If all are known, a new topic with the name of
         a deleted one does not get its offsets.
@@ -170,13 +178,20 @@ class Coordinator:
         names = {entry.topic_id: name for name, entry in topics.items()}
         answer = await self.call(request, OffsetCommitResponse, max_version=_max_version(names))
         unanswered = set(offsets)
+        errors: list[KafkaError] = []
         for topic_result in answer.topics:
             name = topic_result.name or names.get(topic_result.topic_id, "")
             for result in topic_result.partitions:
                 partition = TopicPartition(name, result.partition_index)
                 code = self._explained(ErrorCode.of(result.error_code), name, topic_result.topic_id)
-                self._raise_on_error(code, f"commit of {partition}")
+                if code is not ErrorCode.NONE:
+                    errors.append(KafkaError(code, f"commit of {partition}"))
                 unanswered.discard(partition)
+        if errors:
+            # A broker refuses a deleted topic by itself, and the coordinator the others: those may need another one.
+            error = min(errors, key=lambda each: (each.code in _ERRORS_OF_A_TOPIC, not _is_worth_retry(each)))
+            self.handle_error(error.code)
+            raise error
         if unanswered:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no answer for the commit of {min(unanswered)}")
 
