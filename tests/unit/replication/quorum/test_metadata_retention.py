@@ -11,7 +11,7 @@ from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tests.unit.replication.quorum.quorum_nodes import RefusingDisk
 from tidelog.protocol.batches.record_batch import LEADER_EPOCH_OFFSET, iter_headers
 from tidelog.replication.ports import Endpoint
-from tidelog.replication.quorum.files.metadata_log import MetadataLog, log_start_in
+from tidelog.replication.quorum.files.metadata_log import CLEANED_AT_ONCE_MAX, MetadataLog, log_start_in
 from tidelog.replication.quorum.raft.leading import check_position
 from tidelog.replication.quorum.raft.messages import AppendLeaderChange, FetchAnswer
 from tidelog.replication.quorum.raft.metadata_retention import MetadataRetention, SnapshotFacts
@@ -120,6 +120,18 @@ def test_the_log_is_shortened_to_the_oldest_snapshot_that_stays(home):
     assert 0 < len(remaining) < len(before)
     assert remaining == before[-len(remaining) :]
     assert not home.names(".deleted")
+
+
+def test_many_expired_snapshots_go_a_part_at_a_time(home):
+    """A node was down for a week: all but two have expired. Each removal waits for the device, and held up the loop."""
+    home.append(50)
+    ends = range(1, 51)
+    for end_offset in ends:
+        home.snapshot(end_offset)
+    for cleaned in (CLEANED_AT_ONCE_MAX, 2 * CLEANED_AT_ONCE_MAX, 48, 48):
+        home.log.clean(MetadataRetention(-1, 1000), 1001)
+        assert home.log.start_offset == ends[cleaned]
+        assert len(home.names(".checkpoint")) == 50 - cleaned
 
 
 def test_an_epoch_that_only_its_file_names_is_not_believed(tmp_path):

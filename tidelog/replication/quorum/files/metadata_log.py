@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidelog.protocol.batches.control_batches import encode_control_records
 from tidelog.protocol.batches.record_batch import (
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.quorum")
 
+CLEANED_AT_ONCE_MAX: Final = 20
 READ_BYTES = 4 * 1024 * 1024
 SNAPSHOT_HEAD_BYTES = 64 * 1024
 OWN_PART = ".part"
@@ -699,11 +700,12 @@ class MetadataLog:
         """Remove old snapshots and the segments below them by `retention`, then doomed files whose delay has ended.
 
         The log start moves only to the end of a remaining snapshot, so that a follower further behind can load that
-        snapshot and continue. Raises OSError; the next call continues where this one stopped.
+        snapshot and continue. Each snapshot waits for the device, so one call removes CLEANED_AT_ONCE_MAX. Raises
+        OSError; the next call continues where this one stopped.
         """
-        while len(self._snapshots) > SNAPSHOTS_KEPT_MIN:
+        facts = [self._facts_of(identity) for identity in self._snapshots]
+        for _ in range(min(len(facts) - SNAPSHOTS_KEPT_MIN, CLEANED_AT_ONCE_MAX)):
             oldest, successor = self._snapshots[:2]
-            facts = [self._facts_of(identity) for identity in self._snapshots]
             if not retention.lets_oldest_go(facts, self._log.size_bytes, now_ms):
                 break
             if successor.end_offset > self._log.high_watermark:
@@ -711,6 +713,7 @@ class MetadataLog:
             self._log.delete_records(successor.end_offset)
             self._voters.forget_before(successor.end_offset)
             self._remove_snapshot(oldest)
+            del facts[0]
             self._drop_segments(now_ms)
         self._drop_segments(now_ms)
 
