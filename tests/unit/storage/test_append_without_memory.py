@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, records_of
+from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, offsets_of, records_of
 from tidelog.protocol.batches.record_batch import stamp
+from tidelog.storage.log import usual_append
 from tidelog.storage.log.partition_log import CorruptLog
 from tidelog.storage.log.pipelined_append import append_pipelined
 from tidelog.storage.producers.verification import TransactionAppend
 from tidelog.storage.segments.log_config import LogConfig
+from tidelog.storage.segments.segment import Segment
 
 testcapi: Any = pytest.importorskip("_testcapi", reason="this CPython has no test modules")
 
@@ -130,3 +132,37 @@ def test_an_append_is_whole_or_leaves_nothing_or_its_log_is_not_used_any_more(
     kill_and_open(logs)
     assert records_of(logs.log) == present
     assert not unusable or lacking > 1
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_a_log_that_is_not_used_any_more_begins_no_segment(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The new segment would begin before the end of the batch that could not be taken back."""
+    sent(logs)()
+    segment = logs.log.segments.active
+    written = segment.append_one
+
+    def append_one(self: Segment, *values: Any) -> None:
+        written(*values)
+        raise MemoryError
+
+    def take_back(*values: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segment, "append_one", append_one)
+        patch.setattr(usual_append, "take_back", take_back)
+        with pytest.raises(MemoryError):
+            sent(logs)()
+    for timestamp in (NOW, 2 * NOW):  # the second one is of another segment
+        data = batch(timestamp=timestamp)
+        with pytest.raises(CorruptLog):
+            logs.log.append_as_leader(data, 0, timestamp)
+    assert logs.log.segments.active is segment
+    if end == "close":
+        logs.close_and_open()
+    else:
+        kill_and_open(logs)
+    assert not logs.log.damaged_ranges()
+    assert offsets_of(records_of(logs.log)) == [0, 1]

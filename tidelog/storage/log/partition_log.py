@@ -270,6 +270,8 @@ class PartitionLog:
     def append_admitted(
         self, data: Buffer, admitted: list[Batch], now_ms: int, markers: dict[int, EndMarker] | None
     ) -> None:
+        if self.failure is not None:  # first: a batch that could not be taken back would overlap a new segment
+            raise CorruptLog(self.failure)
         size, last_offset = len(data), admitted[-1][3]
         max_timestamp = admitted[0][4] if len(admitted) == 1 else max(batch[4] for batch in admitted)
         segment = self.segments.active
@@ -281,8 +283,6 @@ class PartitionLog:
             or segment.is_full
         ):
             segment = self._roll_for(admitted[0], last_offset, now_ms)
-        if self.failure is not None:
-            raise CorruptLog(self.failure)
         end_position, producers = segment.size_bytes, self.producers
         try:
             segment.append(data, admitted)
