@@ -224,13 +224,15 @@ async def test_a_snapshot_of_less_than_is_known_changes_nothing(quorum):
     assert (names(member), member.tracker.offset) == (["a", "b"], 4)
 
 
-async def test_damage_has_a_snapshot_written_that_takes_its_place(quorum, monkeypatch):
+async def test_damage_has_a_snapshot_written_that_takes_its_place(quorum, monkeypatch, caplog):
+    """A follower that has fetched a snapshot writes a second one, too: what is usual is no error."""
     member = Member(quorum, 1)
     write(quorum, FEATURE, *topic("a"))
     written = asyncio.get_running_loop().create_future()
     monkeypatch.setattr(member.log, "snapshot_written", written.set_result)
     member.tracker.on_damage()
     assert await asyncio.wait_for(written, PATIENCE_S) == SnapshotId(3, 1)
+    assert not [record for record in caplog.records if record.levelname != "INFO"]
 
 
 @pytest.mark.parametrize("is_short", [False, True], ids=["a record that it does not know", "a log that is damaged"])

@@ -152,10 +152,8 @@ class MetadataTracker:
     def on_damage(self) -> None:
         """Write a snapshot, because the image holds the content of what is damaged, or of the only snapshot left."""
         if self.failure is None and not self._loader.in_transaction:
-            logger.error(
-                "the metadata log or a snapshot is damaged, or only one snapshot is left: writing one of the committed "
-                "records"
-            )
+            # No error: a follower whose log begins behind a fetched snapshot has only one. Damage has its own line.
+            logger.info("writing a snapshot of the metadata: another one, or some of the log, is damaged or missing")
             self._begin_snapshot()
 
     def on_leader(self, leader_id: int, epoch: int) -> None:
