@@ -14,6 +14,7 @@ from tests.unit.client.test_consumer import T0, consumer, fill, read, until
 from tidelog.client import LogTruncation, OffsetAndMetadata
 from tidelog.client.consuming.subscription import Subscription
 from tidelog.client.model import TopicPartition
+from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
 from tidelog.protocol.messages.metadata import MetadataRequest
@@ -425,6 +426,28 @@ class TestATopicCreatedAnew:
                     await until(lambda: consuming._subscription.state(T0).topic_id == cluster.ids["t"])
                 fill(cluster, "t", 0, 3)
                 assert await read(consuming, 3) == [9, 10, 11]
+
+    async def test_an_answer_with_records_of_the_deleted_topic_that_comes_later_does_not_count(self):
+        is_created = asyncio.Event()
+
+        async def answer_late(request: FetchRequest, node: FakeNode) -> object:
+            answer = await node.on_fetch(request)
+            await asyncio.wait_for(is_created.wait(), PATIENCE_S)
+            return answer
+
+        async with FakeCluster(t=1) as cluster:
+            deleted_log = cluster.topics["t"][0]
+            deleted_log.append(bytes(encode_batch([(1000, None, b"deleted", ())])))
+            cluster.script(FetchRequest, answer_late)
+            async with consumer(cluster, metadata_max_age_ms=20) as consuming:
+                consuming.assign([T0])
+                consuming.seek(T0, 0)
+                await until(lambda: cluster.sent(FetchRequest), consuming)
+                cluster.create("t", 1)
+                fill(cluster, "t", 0, 3)
+                await until(lambda: consuming._subscription.state(T0).topic_id == cluster.ids["t"])
+                is_created.set()
+                assert await read(consuming, 3) == [0, 1, 2]
 
     def test_the_position_from_before_a_seek_does_not_come_back(self):
         new_id, deleted_id = b"n" * 16, b"d" * 16

@@ -346,7 +346,7 @@ class Fetcher:
             name = names.get(topic.topic_id, "") if version > LAST_VERSION_WITH_NAMES else topic.topic
             for data in topic.partitions:
                 partition = TopicPartition(name, data.partition_index)
-                if partition in targets:
+                if partition in targets and self._subscription.is_of_topic(partition, targets[partition].topic_id):
                     completed_fetch = self._accept_partition(node, partition, targets[partition].offset, data)
                     if completed_fetch is not None:
                         completed.append(completed_fetch)

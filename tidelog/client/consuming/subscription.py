@@ -262,6 +262,11 @@ class Subscription:
             state.topic_id = topic_id
         return replaced, restored
 
+    def is_of_topic(self, partition: TopicPartition, topic_id: bytes) -> bool:
+        """Whether the position, if there is one, may be of this topic: it has the id, or one of both is unknown."""
+        state = self._assigned.get(partition)
+        return state is None or NO_TOPIC_ID in (topic_id, state.topic_id) or topic_id == state.topic_id
+
     def topic_ids(self, topics: Iterable[str], id_of: Callable[[str], bytes]) -> dict[str, bytes]:
         """The ids of the topics to which the positions belong; of topics without a position, those of the metadata."""
         known = {
