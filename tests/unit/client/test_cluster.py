@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
 from collections.abc import Callable
@@ -477,3 +478,47 @@ async def test_a_topic_that_stays_missing_is_asked_for_later_and_later() -> None
             assert await cluster.wait_for_metadata(PATIENCE_S * 1000), "another cause does not wait"
         assert cluster._all_due_s - asyncio.get_running_loop().time() > 100, "as metadata.max.age.ms says"
         await cluster.close()
+
+
+@pytest.mark.parametrize("client", ["consumer", "producer"])
+async def test_a_leader_that_stays_missing_is_asked_for_later_and_later(client: str) -> None:
+    """A partition without a leader cost ten refreshes of the metadata each second for as long as it had none."""
+    async with FakeCluster(t=2) as fake, contextlib.AsyncExitStack() as stack:
+        options: dict[str, Any] = {"bootstrap_servers": fake.bootstrap, "retry_backoff_ms": 5}
+        lost = fake.topics["t"][0]
+        lost.leader = -1
+        inner: Cluster | None
+        polling: asyncio.Task[Any]
+        if client == "consumer":
+            consumer = await stack.enter_async_context(Consumer(**options, auto_offset_reset="earliest"))
+            consumer.assign([TopicPartition("t", 0)])
+            polling = asyncio.create_task(consumer.poll(PATIENCE_S * 1000))
+            inner = consumer._cluster
+        else:
+            producer = await stack.enter_async_context(Producer(**options))
+            polling = asyncio.create_task(producer.send_and_wait("t", b"v", partition=0))
+            inner = producer._cluster
+        assert inner is not None
+        stack.callback(setattr, lost, "leader", 1)  # else a failure waits for the record
+        await until(lambda: len(fake.sent(MetadataRequest)) > 10)
+        await asyncio.sleep(0.5)
+        asked = len(fake.sent(MetadataRequest))
+        await asyncio.sleep(1.0)
+        assert len(fake.sent(MetadataRequest)) - asked <= 4, "5 ms, doubled up to 1 s"
+
+        begun_s = asyncio.get_running_loop().time()
+        assert await inner.wait_for_metadata(PATIENCE_S * 1000)
+        assert asyncio.get_running_loop().time() - begun_s < 0.5, "another cause does not wait"
+
+        lost.leader = 1
+        if client == "consumer":
+            await send_one(fake, TopicPartition("t", 0))
+        async with asyncio.timeout(PATIENCE_S):
+            assert await polling
+        assert inner._leader_rounds == 0
+        assert inner._leader_timer is None
+
+
+async def send_one(fake: FakeCluster, partition: TopicPartition) -> None:
+    async with Producer(bootstrap_servers=fake.bootstrap) as producer:
+        await producer.send_and_wait(partition.topic, b"v", partition=partition.partition)

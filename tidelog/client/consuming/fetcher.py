@@ -139,7 +139,7 @@ class Fetcher:
             if partition not in self._buffer.errors and self._buffer.fetch_count(partition) < _RESPONSES_PER_NODE:
                 by_source.setdefault(self._node_to_fetch_from(partition, now_ms), []).append(partition)
         if by_source.pop(-1, None):
-            self._cluster.request_refresh()
+            self._cluster.request_leaders()
             self._schedule_send(self._config.retry_backoff_ms)
         for node_id, partitions in by_source.items():
             node = self._nodes.get(node_id)

@@ -135,7 +135,7 @@ class PositionLookup:
     async def _pause(self, problem: KafkaError) -> None:
         """The next poll tries again. This wait prevents a busy loop."""
         if problem.code is ErrorCode.LEADER_NOT_AVAILABLE:
-            await self._cluster.wait_for_metadata(self._config.retry_backoff_ms)
+            await self._cluster.wait_for_leaders(self._config.retry_backoff_ms)
         else:
             self._cluster.request_refresh()
             await asyncio.sleep(self._config.retry_backoff_ms / 1000)

@@ -51,6 +51,10 @@ _UNREACHABLE_S = 3.0
 """A broker that cannot be reached for so long is logged: a poll waits for it without an error."""
 _LOG_INTERVAL_S = 60.0
 """The least time between two log lines of the same failure."""
+_PROMPT_LEADER_ROUNDS = 10
+"""How many refreshes in a row may look for leaders in vain before they wait: an election ends soon, a lost replica
+stays lost (KIP-580).
+"""
 _IDLE_LOOK_S_MIN = 1.0
 """The least time between two looks for idle connections."""
 CLOSE_TIMEOUT_S = 1.0
@@ -140,6 +144,13 @@ class Cluster:
         """Topics with passing errors in the metadata."""
         self._failed_rounds = 0
         """How many refreshes in a row have left them as they are."""
+        self._leaders_wanted = False
+        """The next refresh of all topics looks for leaders that the metadata does not have."""
+        self._leader_rounds = 0
+        """How many such refreshes in a row have changed nothing."""
+        self._leaders_due_s = -math.inf
+        """When the next one may begin, in loop time."""
+        self._leader_timer: asyncio.TimerHandle | None = None
         self._refresh_requested = asyncio.Event()
         self._refresh_is_urgent = asyncio.Event()
         self._refresh_future: asyncio.Future[None] | None = None
@@ -193,6 +204,7 @@ class Cluster:
         self._close_event.set()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
+        self._cancel_leader_timer()
         tasks: list[asyncio.Task[Connection] | asyncio.Task[None]] = []
         if self._refresh_task is not None:
             tasks.append(self._refresh_task)
@@ -445,6 +457,34 @@ class Cluster:
         self._all_are_due = True
         self._refresh_requested.set()
 
+    def request_leaders(self) -> None:
+        """Schedule a refresh because the metadata has no leader of a partition: at once for the first ones, later and
+        later while they change nothing. A refused topic, for one, has no leader until it is allowed.
+        """
+        if self._leader_timer is not None or self._closed:
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._leaders_due_s:
+            self._leader_timer = loop.call_at(self._leaders_due_s, self._refresh_leaders)
+        else:
+            self._refresh_leaders()
+
+    def _refresh_leaders(self) -> None:
+        self._leader_timer = None
+        self._leaders_wanted = True
+        self.request_refresh()
+
+    def _cancel_leader_timer(self) -> None:
+        if self._leader_timer is not None:
+            self._leader_timer.cancel()
+            self._leader_timer = None
+
+    async def wait_for_leaders(self, timeout_ms: float) -> None:
+        """`request_leaders`, and wait for the next refresh or the timeout. Raises KafkaError when closed."""
+        self._check_open()
+        self.request_leaders()
+        await self._wait_for_refresh(timeout_ms)
+
     async def wait_for_metadata(self, timeout_ms: float) -> bool:
         """Schedule a refresh and wait for it; False after the timeout.
 
@@ -552,6 +592,8 @@ class Cluster:
         is_of_all = self._all_are_due or now_s >= self._all_due_s or not self._new_topics
         asked = (None if wanted is None else list(wanted)) if is_of_all else list(self._new_topics)
         self._all_are_due = self._all_are_due and not is_of_all
+        if is_of_all:
+            self._begin_leader_round(now_s)
         self.refreshes_begun += 1
         refresh = self.refreshes_begun
         response = await self.fetch_metadata(asked, create=self._auto_create_topics)
@@ -559,7 +601,10 @@ class Cluster:
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster named no brokers")
         if is_of_all:
             self.metadata_refresh, self._all_due_s = refresh, now_s + self.config.metadata_max_age_ms / 1000
-        self.metadata = merge_metadata(self.metadata, response, wanted)
+        before, self.metadata = self.metadata, merge_metadata(self.metadata, response, wanted)
+        if is_of_all and (before.nodes, before.topics) != (self.metadata.nodes, self.metadata.topics):
+            self._leader_rounds, self._leaders_due_s = 0, -math.inf
+            self._cancel_leader_timer()  # those who still miss a leader ask again
         self._close_moved()
         if is_of_all:
             self._metadata_asked_s = now_s
@@ -568,6 +613,14 @@ class Cluster:
             self._refresh_future.set_result(None)
         if self.on_metadata is not None:
             self.on_metadata()
+
+    def _begin_leader_round(self, now_s: float) -> None:
+        if self._leaders_wanted:
+            self._leaders_wanted = False
+            self._leader_rounds += 1
+        if self._leader_rounds > _PROMPT_LEADER_ROUNDS:
+            wait_ms = self.retry_backoff.wait_ms(self._leader_rounds - _PROMPT_LEADER_ROUNDS)
+            self._leaders_due_s = now_s + wait_ms / 1000
 
     def _request_missing(self, asked: Iterable[str] | None) -> None:
         """Request another refresh if topics have passing errors: of those that are new and stay it, one by itself. Of

@@ -190,7 +190,7 @@ class Sender:
             if not session.may_send(head):
                 continue
             if leader < 0:
-                self._cluster.request_refresh()
+                self._cluster.request_leaders()
             else:
                 by_node.setdefault(leader, []).append(queue)
         if self._config.partitioner_availability_timeout_ms:
