@@ -155,7 +155,9 @@ class RaftNode:
         )  # fmt: skip
         self._repair = MetadataRepair(self, cluster_id, loop)
         self._vote_recovery = VoteRecovery(self, cluster_id, loop)
-        self._vote_writer = VoteWriter(self._votes, self._history, loop, run_in_executor, self.tolerates)
+        self._vote_writer = VoteWriter(
+            self._votes, self._history, loop, run_in_executor, self.tolerates, self.drive
+        )  # fmt: skip
         self._listener_calls = ListenerCalls(loop)
         self._effects = self._handlers(listener)
 
@@ -461,7 +463,8 @@ class RaftNode:
     # -- for the service ---------------------------------------------------------------------------------------------
 
     def now_ms(self) -> float:
-        return self.loop.time() * 1000
+        """The time of the core, which stands while a vote is written."""
+        return self.loop.time() * 1000 - self._vote_writer.waited_ms
 
     async def persisted(self) -> None:
         """Wait until the present vote and epoch are on the device."""
@@ -505,8 +508,9 @@ class RaftNode:
             self._timer.cancel()
             self._timer = None
         deadline_ms = self.raft.deadline_ms
-        if deadline_ms != NEVER:
-            self._timer = self.loop.call_at(deadline_ms / 1000, self._on_time, deadline_ms)
+        if deadline_ms != NEVER and not self._vote_writer.is_waiting:
+            at_s = (deadline_ms + self._vote_writer.waited_ms) / 1000
+            self._timer = self.loop.call_at(at_s, self._on_time, deadline_ms)
 
     def _on_time(self, deadline_ms: float) -> None:
         # Rounding may call this before the deadline. Then the core would only ask for the same deadline again.
@@ -674,8 +678,9 @@ class RaftNode:
         if self._failure is not None or not self._plain_log.can_retry(error):
             self.fail(error)
             return False
-        if self.now_ms() >= self._shortage_logged_ms + SHORTAGE_LOG_INTERVAL_MS:
-            self._shortage_logged_ms = self.now_ms()
+        now_ms = self.loop.time() * 1000  # the core's time stands while a vote cannot be written
+        if now_ms >= self._shortage_logged_ms + SHORTAGE_LOG_INTERVAL_MS:
+            self._shortage_logged_ms = now_ms
             logger.error("the metadata log cannot be used now: %s", error)
         return True
 
