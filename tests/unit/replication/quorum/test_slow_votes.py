@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from tests.patience import PATIENCE_S
 from tests.unit.replication.quorum.quorum_nodes import THREE, Member, Quorum, RefusingDisk, stop_all, until
 from tidelog.replication.quorum.files.vote_store import VoteStore
@@ -44,17 +46,23 @@ def test_voters_whose_votes_take_as_long_as_the_election_timeout_elect_a_leader(
     asyncio.run(run())
 
 
-async def test_requests_wait_for_a_vote_but_not_for_the_leaders_id(tmp_path):
-    loop = asyncio.get_running_loop()
-    may_write = asyncio.Event()
+def held_writer(store, may_write):
+    """It writes while `may_write` is set."""
 
     async def write(work):
         async with asyncio.timeout(PATIENCE_S):
             await may_write.wait()
         work()
 
+    loop = asyncio.get_running_loop()
+    return VoteWriter(store, VoterHistory(VoterSet([])), loop, write, lambda error: False)
+
+
+async def test_requests_wait_for_a_vote_but_not_for_the_leaders_id(tmp_path):
+    loop = asyncio.get_running_loop()
+    may_write = asyncio.Event()
     store = VoteStore(RefusingDisk(), str(tmp_path))
-    writer = VoteWriter(store, VoterHistory(VoterSet([])), loop, write, lambda error: False)
+    writer = held_writer(store, may_write)
     writer.write(ElectionState(1, -1, ReplicaKey(7)))
     waits = loop.create_task(writer.written())
     await asyncio.sleep(0.01)
@@ -77,3 +85,28 @@ async def test_requests_wait_for_a_vote_but_not_for_the_leaders_id(tmp_path):
     state = store.read()
     assert state is not None
     assert state.leader_id == 7, "it is written all the same"
+
+
+@pytest.mark.parametrize(("epoch", "voted"), [(1, 7), (2, 7), (2, -1)])
+async def test_requests_wait_for_a_vote_or_an_epoch_behind_a_stored_epoch(tmp_path, epoch, voted):
+    may_write = asyncio.Event()
+    may_write.set()
+    store = VoteStore(RefusingDisk(), str(tmp_path))
+    writer = held_writer(store, may_write)
+    writer.write(ElectionState(1))
+    async with asyncio.timeout(PATIENCE_S):
+        await writer.written()
+    may_write.clear()
+    key = ReplicaKey(voted) if voted >= 0 else None
+    writer.write(ElectionState(epoch, -1, key))
+    writer.write(ElectionState(epoch, 7, key))
+    waits = asyncio.create_task(writer.written())
+    await asyncio.sleep(0.01)
+    assert not waits.done()
+    may_write.set()
+    async with asyncio.timeout(PATIENCE_S):
+        await waits
+    state = store.read()
+    assert state is not None
+    assert (state.leader_epoch, state.voted_id) == (epoch, voted)
+    await writer.close()
