@@ -213,7 +213,7 @@ def test_what_cannot_be_read_says_why(load, options, says):
 def test_a_broker_that_is_not_there_says_so(spark):
     frame = spark.read.format("tidelog").option("subscribe", "t").option("kafka.bootstrap.servers", "127.0.0.1:1")
     with pytest.raises(Exception, match=r"no broker reached at 127\.0\.0\.1:1"):
-        frame.option("kafka.socket.connection.setup.timeout.ms", "500").load().count()
+        frame.option("kafka.default.api.timeout.ms", "2000").load().count()
 
 
 def test_filters_of_one_frame_do_not_narrow_its_other_reads(spark, load):

@@ -412,7 +412,8 @@ def balance(
 
     for option, given in (("--measure", names), ("--weight", weights)):
         if unknown := [name for name in given if name not in MEASURES]:
-            raise click.BadParameter(f"{unknown[0]!r} is no measure; they are {', '.join(MEASURES)}", param_hint=option)
+            text = f"{unknown[0]!r} is none; the measures are {', '.join(MEASURES)}"
+            raise click.BadParameter(text, param_hint=option)
     return show(_state(directory), names, weights, seconds, json_wanted)
 
 
