@@ -619,6 +619,14 @@ def note_loops(monkeypatch) -> list[asyncio.AbstractEventLoop]:
     return loops
 
 
+def await_closed(loops: list[asyncio.AbstractEventLoop], step: int) -> None:
+    """`step`: of the interrupt before."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not all(loop.is_closed() for loop in loops) and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+    assert all(loop.is_closed() for loop in loops), f"step {step}"
+
+
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # of a call that had not begun
 @pytest.mark.filterwarnings("ignore:a blocking DroppedClient was dropped")
 @pytest.mark.parametrize("is_dropped", [False, True], ids=["closed", "dropped"])
@@ -632,10 +640,7 @@ def test_no_interrupt_of_the_first_call_leaves_a_loop(monkeypatch, is_dropped: b
             client._close_with(client.work)
         del client
         gc.collect()
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not all(loop.is_closed() for loop in loops) and time.monotonic() < deadline_s:
-            time.sleep(0.001)
-        assert all(loop.is_closed() for loop in loops), f"step {step}"
+        await_closed(loops, step)
         if not reached:
             break
     assert step > 20
@@ -649,10 +654,7 @@ def test_an_interrupt_of_the_first_call_is_raised_as_it_is(monkeypatch):
         client = Client()
         reached = interrupted_at(step, partial(client._run, partial(asyncio.sleep, 0)))
         client._close_with(client.work)
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not all(loop.is_closed() for loop in loops) and time.monotonic() < deadline_s:
-            time.sleep(0.001)
-        assert all(loop.is_closed() for loop in loops), f"step {step}"
+        await_closed(loops, step)
         if not reached:
             break
     assert step > 20

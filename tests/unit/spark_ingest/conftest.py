@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tidelog.client.model import NewTopic
+from tidelog.client.network.cluster import Cluster
 from tidelog.client.sync import Admin, Producer
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.spark_ingest.options import SourceOptions
 from tidelog.testing.embedded import EmbeddedBroker
 
@@ -57,3 +59,22 @@ def new_topic(node: Filled, request: pytest.FixtureRequest) -> Callable[..., str
         return name
 
     return make
+
+
+@pytest.fixture
+def failing_starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], list[int]]:
+    """`failing_starts(2)`: the first two starts of a client reach no broker, with None all. The starts so far."""
+
+    def fail(failures: int | None) -> list[int]:
+        real, attempts = Cluster.start, list[int]()
+
+        async def start(cluster: Cluster) -> None:
+            attempts.append(1)
+            if failures is None or len(attempts) <= failures:
+                raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "no broker reached")
+            await real(cluster)
+
+        monkeypatch.setattr(Cluster, "start", start)
+        return attempts
+
+    return fail

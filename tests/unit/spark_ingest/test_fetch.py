@@ -431,16 +431,8 @@ def test_a_damaged_batch_is_an_error_and_not_a_gap(node, new_topic, monkeypatch)
 
 
 @pytest.mark.parametrize("failures", [2, None])
-def test_a_task_that_begins_while_no_broker_answers_waits_as_one_that_runs(node, new_topic, monkeypatch, failures):
-    topic, real, attempts = new_topic(5), Cluster.start, []
-
-    async def start(cluster):
-        attempts.append(1)
-        if failures is None or len(attempts) <= failures:
-            raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "no broker reached")
-        await real(cluster)
-
-    monkeypatch.setattr(Cluster, "start", start)
+def test_a_task_that_begins_while_no_broker_answers_waits_as_one_that_runs(node, new_topic, failing_starts, failures):
+    topic, attempts = new_topic(5), failing_starts(failures)
     if failures is None:
         with pytest.raises(KafkaError, match="no broker reached"):
             read(node, topic, 0, 5, **{"kafkaConsumer.pollTimeoutMs": "300"})

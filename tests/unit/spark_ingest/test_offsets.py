@@ -67,16 +67,8 @@ def test_a_read_outlives_a_broker_that_goes_away_while_it_is_planned(node, new_t
 
 
 @pytest.mark.parametrize("failures", [2, None])
-def test_a_read_that_is_planned_while_no_broker_answers_waits_for_one(node, new_topic, monkeypatch, failures):
-    topic, real, attempts = new_topic(3), Cluster.start, []
-
-    async def start(cluster):
-        attempts.append(1)
-        if failures is None or len(attempts) <= failures:
-            raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "no broker reached")
-        await real(cluster)
-
-    monkeypatch.setattr(Cluster, "start", start)
+def test_a_read_that_is_planned_while_no_broker_answers_waits_for_one(node, new_topic, failing_starts, failures):
+    topic, attempts = new_topic(3), failing_starts(failures)
     if failures is None:
         with pytest.raises(KafkaError, match="no broker reached"):
             ranges(node, subscribe=topic, **{"kafka.default.api.timeout.ms": "300"})

@@ -479,16 +479,8 @@ def test_an_outage_ends_a_stream_when_its_time_is_up(node, new_topic, monkeypatc
 
 @pytest.mark.parametrize("step", ["initial_offset", "prepare_for_available_now"])
 @pytest.mark.parametrize("failures", [2, None])
-def test_a_stream_that_starts_while_no_broker_answers_waits_for_one(node, new_topic, monkeypatch, step, failures):
-    topic, real, attempts = new_topic(5), Cluster.start, []
-
-    async def start(cluster):
-        attempts.append(1)
-        if failures is None or len(attempts) <= failures:
-            raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "no broker reached")
-        await real(cluster)
-
-    monkeypatch.setattr(Cluster, "start", start)
+def test_a_stream_that_starts_while_no_broker_answers_waits_for_one(node, new_topic, failing_starts, step, failures):
+    topic, attempts = new_topic(5), failing_starts(failures)
     limit = {} if failures else {"kafka.default.api.timeout.ms": "500"}
     with driver(node, subscribe=topic, startingOffsets="earliest", **limit) as stream:
         if failures is None:
