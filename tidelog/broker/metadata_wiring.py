@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from tidelog.broker.config.definitions import list_config_default
 from tidelog.broker.config.validation import controller_config_problem
-from tidelog.protocol.addresses import address_text
 from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest
 from tidelog.protocol.messages.broker_registration import Feature as RegisteredFeature
 from tidelog.protocol.messages.broker_registration import Listener as RegisteredListener
@@ -115,24 +114,20 @@ def quorum_wait(voters: VoterSet, bootstrap: Sequence[Endpoint], node_id: int, i
     """One line for the user: which nodes this node waits for while it knows no leader of the metadata quorum."""
     others = [voter for voter in voters if voter.key.id != node_id]
     if others:
-        names = ", ".join(f"{one.key.id}{f' at {_address(one.endpoint)}' if one.endpoint else ''}" for one in others)
+        names = ", ".join(f"{one.key.id}{f' at {one.endpoint}' if one.endpoint else ''}" for one in others)
         return (
             f"no leader of the metadata quorum is known: this node waits for voter{'s' if len(others) > 1 else ''} "
             f"{names}; {voters.majority} of {len(voters)} voters must run and reach each other"
         )
     if len(voters):
         return "no leader of the metadata quorum is known: this node is its only voter and does not lead yet"
-    servers = ", ".join(map(_address, bootstrap))
+    servers = ", ".join(map(str, bootstrap))
     remedy = (
         "; if none of them has a quorum, stop this node and make it the first voter with `tidelog format --standalone`"
         if is_controller
         else ""
     )
     return f"no metadata quorum is known: this node waits for a controller at {servers}{remedy}"
-
-
-def _address(endpoint: Endpoint) -> str:
-    return address_text(endpoint.host, endpoint.port)
 
 
 def controller_endpoints(config: NodeConfig, bound_ports: Mapping[str, int]) -> list[EndpointImage]:

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from tidelog.protocol.addresses import address_text
+
 
 class Endpoint(NamedTuple):
     """Where a node listens."""
@@ -19,7 +21,7 @@ class Endpoint(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return address_text(self.host, self.port)
 
 
 class PortState(Enum):

@@ -21,6 +21,7 @@ from types import TracebackType
 from tidelog.broker.config.node_config import NodeConfig, as_text
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import os_ports
+from tidelog.protocol.addresses import address_text
 from tidelog.testing.ports import free_port, release_ports
 from tidelog.testing.processes import (
     ForkedNode,
@@ -28,7 +29,6 @@ from tidelog.testing.processes import (
     check_log_directory,
     delete_temporary_directory,
     format_directory,
-    host_and_port,
     make_temporary_directory,
 )
 
@@ -191,7 +191,7 @@ class _ProcessRun:
     def __init__(self, config: NodeConfig, options: Mapping[str, str]) -> None:
         address = config.advertised_listeners()[0]
         bound = next((each for each in config.listeners if each.name == address.name), address)
-        self._bootstrap_servers = host_and_port(address.host, address.port)
+        self._bootstrap_servers = address_text(address.host, address.port)
         # Not in the log directory, where a node accepts no other files.
         self._output_directory = make_temporary_directory("tidelog-output-")
         self.node = ForkedNode(self._output_directory, bound.port, options)

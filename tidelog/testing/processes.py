@@ -77,7 +77,7 @@ class ServerProcess:
 
     @property
     def bootstrap_servers(self) -> str:
-        return host_and_port(self.host, self.port)
+        return address_text(self.host, self.port)
 
     @property
     def data_directory(self) -> Path:
@@ -355,11 +355,6 @@ def _tied_to_us() -> list[str]:
     if threading.current_thread() is not threading.main_thread() or shutil.which("setpriv") is None:
         return []
     return ["setpriv", "--pdeathsig", "KILL"]
-
-
-def host_and_port(host: str, port: int) -> str:
-    """As `bootstrap.servers` has it, also of IPv6."""
-    return address_text(host, port)
 
 
 def accepts(port: int, host: str = "127.0.0.1") -> bool:

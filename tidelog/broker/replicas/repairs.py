@@ -24,8 +24,8 @@ from tidelog.broker.replicas.whole_copies import ABSENT, Outcome, WholeCopies
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from tidelog.replication.answer_size import AnswerSize
 from tidelog.replication.ports import PeerUnreachable
-from tidelog.replication.quorum.answer_size import AnswerSize
 from tidelog.replication.threads import until_done
 from tidelog.replication.truncation import compacted_below
 from tidelog.storage.files.disk import is_full

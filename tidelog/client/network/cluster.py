@@ -587,7 +587,7 @@ class Cluster:
             for topic in idle_topics:
                 if topic not in kept_topics:
                     del self._topics[topic]
-        wanted = None if self.all_topics else dict(self._topics).keys()
+        wanted = None if self.all_topics else dict(self._topics).keys()  # in order, and as they are now
         self._new_topics &= self._topics.keys()
         is_of_all = self._all_are_due or now_s >= self._all_due_s or not self._new_topics
         asked = (None if wanted is None else list(wanted)) if is_of_all else list(self._new_topics)

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.replication.answer_size import AnswerSize
 from tidelog.replication.ports import Endpoint, Exchange, PeerUnreachable
 from tidelog.replication.quorum import wire
 from tidelog.replication.quorum.acknowledged import FILE_NAME as ACKNOWLEDGED_FILE
-from tidelog.replication.quorum.answer_size import AnswerSize
 from tidelog.replication.quorum.files.metadata_cleaner import MetadataCleaner
 from tidelog.replication.quorum.files.metadata_log import MetadataLog, ReplayedBatch
 from tidelog.replication.quorum.files.metadata_sync import MetadataSync
@@ -570,7 +570,7 @@ class RaftNode:
         """
         if not self._of_another_cluster:
             return ""
-        peers = ", ".join(f"{peer.host}:{peer.port}" for peer in self._of_another_cluster)
+        peers = ", ".join(map(str, self._of_another_cluster))
         return (
             f"another cluster.id is in meta.properties of {peers} than in that of this node, {self._cluster_id}: "
             "they do not answer each other until one of them is corrected"

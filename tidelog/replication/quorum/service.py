@@ -449,8 +449,7 @@ class QuorumService:
         except PeerUnreachable as error:
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"the new voter does not answer: {error}") from None
         if not any(each.api_key == ApiKey.VOTE for each in response.api_keys):
-            address = f"{endpoint.host}:{endpoint.port}"
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{address} is no listener of a controller: it takes no votes")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{endpoint} is no listener of a controller: it takes no votes")
         for feature in response.supported_features:
             if feature.name == "kraft.version":
                 return feature.min_version, feature.max_version

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, endpoint, response_type, stop_all, until
+from tidelog.replication.answer_size import HALVINGS_MAX, AnswerSize
 from tidelog.replication.ports import Endpoint, PeerUnreachable
-from tidelog.replication.quorum.answer_size import HALVINGS_MAX, AnswerSize
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
 
 FAR = 9

@@ -156,9 +156,8 @@ def _check_committed(raft: RaftReplica, leader: Peer, end_offset: int) -> None:
 
 
 def _missing_at(leader: Peer, epoch: int, end_offset: int, high_watermark: int) -> CommittedRecordsMissing:
-    host, port = leader.endpoint
     return CommittedRecordsMissing(
-        f"the controller at {host}:{port}, which leads in epoch {epoch}, lacks metadata records that are "
+        f"the controller at {leader.endpoint}, which leads in epoch {epoch}, lacks metadata records that are "
         f"committed here (offsets {end_offset} to {high_watermark - 1}): it is of another quorum, or its directory "
         "is an old copy. Nothing was cut here. Stop it before this node starts again: a node that starts follows the "
         "leader of the highest epoch, and sets aside the logs of topics that it does not know"
