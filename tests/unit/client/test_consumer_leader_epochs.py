@@ -12,7 +12,7 @@ from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import FakeCluster, FakeNode
 from tests.unit.client.test_consumer import T0, consumer, fill, read, until
 from tidelog.client import LogTruncation, OffsetAndMetadata
-from tidelog.client.consuming.subscription import Subscription
+from tidelog.client.consuming.subscription import LEFT_PARTITIONS_MAX, Subscription
 from tidelog.client.model import TopicPartition
 from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -427,6 +427,48 @@ class TestATopicCreatedAnew:
                 fill(cluster, "t", 0, 3)
                 assert await read(consuming, 3) == [9, 10, 11]
 
+    @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
+    @pytest.mark.parametrize("has_old_topic", [True, False])
+    async def test_a_partition_that_a_broker_that_is_behind_does_not_have_keeps_its_position(
+        self, reset, has_old_topic
+    ):
+        """Such a broker names the deleted topic, with one partition, or none. A consumer without a group reads all."""
+        partition = TopicPartition("t", 1)
+        async with FakeCluster(t=1) as cluster:
+            if not has_old_topic:
+                cluster.topics.clear()
+            stale_answer = next(iter(cluster.nodes.values())).on_metadata(MetadataRequest(topics=None))
+            cluster.create("t", 2)
+            async with consumer(cluster, auto_offset_reset=reset, metadata_max_age_ms=20) as consuming:
+                consuming.subscribe(pattern="t")
+                await until(lambda: len(consuming.assignment()) == 2)
+                consuming.seek(T0, 0)
+                consuming.seek(partition, 0)
+                fill(cluster, "t", 1, 5)
+                assert await read(consuming, 5) == list(range(5))
+                consuming.pause(T0)
+                for _ in range(2):
+                    cluster.script(MetadataRequest, lambda request, node: stale_answer)
+                    await until(lambda: partition not in consuming.assignment(), consuming)
+                    await until(lambda: partition in consuming.assignment())
+                fill(cluster, "t", 1, 3)
+                assert await read(consuming, 3) == [5, 6, 7]
+                assert consuming.paused() == {T0}
+
+    async def test_a_topic_of_a_pattern_that_was_gone_is_read_from_its_beginning(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 9)
+            async with consumer(cluster, auto_offset_reset="latest", metadata_max_age_ms=20) as consuming:
+                consuming.subscribe(pattern="t")
+                await until(lambda: len(consuming.assignment()) == 1, consuming)
+                consuming.seek(T0, 0)
+                assert await read(consuming, 9) == list(range(9))
+                del cluster.topics["t"]
+                await until(lambda: not consuming.assignment(), consuming)
+                cluster.create("t", 1)
+                fill(cluster, "t", 0, 12)
+                assert await read(consuming, 12) == list(range(12))
+
     async def test_an_answer_with_records_of_the_deleted_topic_that_comes_later_does_not_count(self):
         is_created = asyncio.Event()
 
@@ -460,6 +502,21 @@ class TestATopicCreatedAnew:
         assert subscription.update_topic_ids(lambda _: deleted_id) == ([], [T0])
         subscription.seek(T0, 3)
         assert subscription.update_topic_ids(lambda _: new_id) == ([T0], [])
+
+    def test_the_states_of_partitions_that_have_left_are_bounded_and_end_with_the_subscription(self):
+        subscription = Subscription()
+        subscription.subscribe(["t"], None, None)
+        count = LEFT_PARTITIONS_MAX + 1
+        subscription.follow_metadata([TopicPartition("t", number) for number in range(count)])
+        states = dict(subscription.assigned)
+        subscription.follow_metadata([])
+        subscription.follow_metadata(states)
+        kept = [each for each, state in subscription.assigned.items() if states[each] is state]
+        assert kept == [TopicPartition("t", number) for number in range(1, count)]
+        subscription.follow_metadata([])
+        subscription.subscribe(["t"], None, None)
+        subscription.follow_metadata([T0])
+        assert subscription.assigned[T0] is not states[T0]
 
     async def test_without_a_reset_policy_it_is_an_error_until_a_seek(self):
         async with FakeCluster(t=1) as cluster:

@@ -345,7 +345,7 @@ class Consumer:
             topics = [metadata[name] for name in sorted(subscription.topics) if name in metadata]
             partitions = [TopicPartition(topic.name, entry.partition) for topic in topics for entry in topic.partitions]
             if set(partitions) != subscription.assigned.keys():
-                subscription.set_assigned(partitions)
+                subscription.follow_metadata(partitions)
         self._update_event.set()
 
     def _warn_of_missing_topics(self, metadata: Mapping[str, TopicMetadata]) -> None:

@@ -17,6 +17,8 @@ from tidelog.client.model import OffsetAndMetadata, TopicPartition
 from tidelog.client.network.metadata import NO_TOPIC_ID
 
 Pattern = re.Pattern[str]
+LEFT_PARTITIONS_MAX = 10_000
+"""So many states are kept of partitions that have left the metadata; the latest ones."""
 
 
 class RebalanceListener:
@@ -103,6 +105,8 @@ class Subscription:
         self.is_user_assigned = False
         """The partitions come from `assign`, not from a group."""
         self._assigned: dict[TopicPartition, PartitionState] = {}
+        self._left: dict[TopicPartition, PartitionState] = {}
+        """Without a group: the states of partitions that have left the metadata, the latest last."""
         self._may_have_unsettled = False
         """Some position may be missing or in doubt. Every poll asks for those, and one of thousands of partitions
         must not look at each of them for a record or two.
@@ -123,6 +127,7 @@ class Subscription:
         if self.is_user_assigned and self._assigned:
             raise ValueError("this consumer was given partitions by assign(); unsubscribe() first")
         self.call_count += 1
+        self._left.clear()
         self.is_user_assigned = False
         self.pattern = pattern
         self.listener = listener
@@ -152,6 +157,7 @@ class Subscription:
         self.pattern = self.listener = None
         self.set_topics(())
         self._assigned = {}
+        self._left.clear()
         self.pause_changes.clear()
 
     @property
@@ -160,8 +166,24 @@ class Subscription:
 
     def set_assigned(self, partitions: Iterable[TopicPartition]) -> None:
         """Replace the assignment; a partition in both keeps its state."""
-        previous = self._assigned
-        self._assigned = {partition: previous.get(partition) or PartitionState() for partition in partitions}
+        self._replace_assigned(partitions, self._assigned)
+
+    def follow_metadata(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read exactly these partitions, all of the topics in the metadata, without a group.
+
+        One that the metadata lacked for a while keeps its state: a broker that is behind does not have a new topic yet,
+        or has a deleted one of that name, with fewer partitions. The topic id tells whether the position is of the
+        topic that came back.
+        """
+        known = {**self._left, **self._assigned}
+        self._replace_assigned(partitions, known)
+        left = [each for each in known.items() if each[0] not in self._assigned]
+        self._left = dict(left[-LEFT_PARTITIONS_MAX:])
+
+    def _replace_assigned(
+        self, partitions: Iterable[TopicPartition], known: Mapping[TopicPartition, PartitionState]
+    ) -> None:
+        self._assigned = {partition: known.get(partition) or PartitionState() for partition in partitions}
         self.pause_changes.clear()
         self._may_have_unsettled = True
 
