@@ -3,7 +3,7 @@
 Pure; the caller passes in monotonic times in milliseconds. The rules are those of Kafka's Partition and Replica classes
 with KIP-497 (the *maximal* ISR while a change is open), KIP-903 (broker epochs) and KIP-966 (the high watermark does
 not advance below min.insync.replicas). Invariants: a follower counts as in sync from the proposal of its return until
-the controller has agreed to its removal; at most one proposal is open.
+the metadata says that the controller has removed it; at most one proposal is open.
 """
 
 from __future__ import annotations
@@ -114,7 +114,6 @@ class InSyncReplicas:
         self.followers: dict[int, FollowerReplica] = {}
         self.isr: tuple[int, ...] = ()
         self.elr: tuple[int, ...] = ()
-        """The ELR (KIP-966), and the replicas that have left the ISR since the metadata that named it."""
         self.leader_epoch = -1
         self.partition_epoch = -1
         self.epoch_start_offset = 0
@@ -249,20 +248,8 @@ class InSyncReplicas:
         self._note_maximal()
         return self.pending
 
-    def agreed(self, proposal: Proposal, isr: Iterable[int], leader_epoch: int, partition_epoch: int) -> bool:
-        """Adopt the state in the controller's response. Returns False for an outdated state."""
-        if proposal is not self.pending or leader_epoch != self.leader_epoch or partition_epoch < self.partition_epoch:
-            return False
-        members = tuple(isr)
-        self.elr = tuple({*self.elr, *self.isr}.difference(members))
-        self.isr = members
-        self.partition_epoch = partition_epoch
-        self.pending = None
-        self._note_maximal()
-        return True
-
-    def rejected(self, proposal: Proposal) -> None:
-        """The controller has refused the proposal for good: return to the committed ISR."""
+    def withdraw(self, proposal: Proposal) -> None:
+        """Return to the committed ISR: the proposal has changed nothing, and will not."""
         if proposal is self.pending:
             self.pending = None
             self._note_maximal()

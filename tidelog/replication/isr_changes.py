@@ -107,8 +107,7 @@ class IsrChanges(RetryingReporter[_Key, "tuple[Partition, Proposal]"]):
                 settled += 1
                 self._settle(key, change)
                 if not code:
-                    isr, epoch = tuple(answer.isr), answer.leader_epoch
-                    partition.on_proposal_agreed(proposal, isr, epoch, answer.partition_epoch)
+                    partition.on_proposal_agreed(proposal, answer.partition_epoch)
                     continue
                 logger.info("%s: the controller answered %r with %s", partition, proposal, ErrorCode.of(code).name)
                 # Kafka's controller does not support resignations and answers INVALID_REQUEST.

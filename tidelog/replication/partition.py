@@ -143,14 +143,14 @@ class Partition:
     def become_leader(self, assignment: PartitionImage, now_ms: int) -> bool:
         """Lead, or continue to lead, by this metadata. Returns whether a leader epoch begins.
 
-        A new epoch starts at the log end (KIP-101). Metadata that a response of the controller has already brought is
-        ignored. `now_ms`: the clock of the appends.
+        A new epoch starts at the log end (KIP-101). Metadata that is applied already is ignored. `now_ms`: the clock of
+        the appends.
         """
-        self.directories = assignment.directories  # also of metadata that is ignored: the response has not brought them
         begins = assignment.leader_epoch > self.leader_epoch or not self.leads
         if not begins and assignment.partition_epoch <= self.partition_epoch:
             return False
         assert assignment.leader_epoch >= self.leader_epoch, "a leader epoch never goes back"
+        self.directories = assignment.directories
         log, ports = self.log, self._ports
         if not self.leads:
             self.in_sync = InSyncReplicas(assignment.leader, ports.lag_ms_max)
@@ -159,9 +159,8 @@ class Partition:
             if not self.leads and assignment.leader_epoch > 0:  # another replica or process has led
                 self.refused.on_election(now_ms)
         log.producers.refused = self.refused
-        proposal = self.in_sync.pending
-        if proposal is not None and {member for member, _ in proposal.isr} == set(assignment.isr):
-            self._count(proposal)  # the metadata came before the response
+        if self.in_sync.pending is not None:
+            self._count(self.in_sync.pending, assignment.isr)
         self.in_sync.assign(
             assignment.replicas, assignment.isr, assignment.leader_epoch, assignment.partition_epoch,
             log.log_end_offset, ports.now_ms(), assignment.elr,
@@ -439,18 +438,21 @@ class Partition:
             logger.log(level, "%s-%d: %s", self.topic, self.index, proposal)
             self._ports.propose(self, proposal)
 
-    def on_proposal_agreed(
-        self, proposal: Proposal, isr: tuple[int, ...], leader_epoch: int, partition_epoch: int
-    ) -> None:
-        if self.leads and self.in_sync.agreed(proposal, isr, leader_epoch, partition_epoch):
-            self._count(proposal)
-            self._isr_changed()
+    def on_proposal_agreed(self, proposal: Proposal, partition_epoch: int) -> None:
+        """The controller has agreed. The metadata brings the new ISR, unless this partition epoch is here already.
 
-    def _count(self, proposal: Proposal) -> None:
+        The ISR in the response may come before a raised min.insync.replicas, by which the controller has decided: this
+        leader would commit alone what an eligible replica lacks. (Kafka adopts it.)
+        """
+        if self.leads and partition_epoch == self.partition_epoch:
+            self._withdraw(proposal)
+
+    def _count(self, proposal: Proposal, isr: tuple[int, ...]) -> None:
+        """Count the proposal if this ISR is its outcome."""
         if proposal.adds is not None:
-            self._ports.isr_expands += 1
+            self._ports.isr_expands += proposal.adds in isr
         elif proposal.removes:
-            self._ports.isr_shrinks += 1
+            self._ports.isr_shrinks += not set(proposal.removes).intersection(isr)
 
     def on_proposal_rejected(self, proposal: Proposal) -> None:
         """The controller has refused the proposal for good. A proposal with an unknown outcome is not rejected: the
@@ -458,8 +460,11 @@ class Partition:
         """
         if self.leads and proposal is self.in_sync.pending:
             self._ports.isr_rejections += 1
-            self.in_sync.rejected(proposal)
-            self._isr_changed()
+            self._withdraw(proposal)
+
+    def _withdraw(self, proposal: Proposal) -> None:
+        self.in_sync.withdraw(proposal)
+        self._isr_changed()
 
     def _isr_changed(self) -> None:
         self.partition_epoch = self.in_sync.partition_epoch

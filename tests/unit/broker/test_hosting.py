@@ -574,10 +574,7 @@ def led_by(image: MetadataImage, leader: int, leader_epoch: int) -> MetadataImag
     return replace(image, topics_by_id=by_id, topics_by_name={each.name: each for each in by_id.values()})
 
 
-@pytest.mark.parametrize("way", ["image", "answer"])
-async def test_a_replica_has_its_minimum_before_a_later_isr(
-    start_node: Any, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+async def test_a_replica_has_its_minimum_before_a_later_isr(start_node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader committed alone by the minimum before, and a replica without these records could be elected."""
     node = await start_node()
     partitions = await hosting_topic(node, await node.connect(), 30)
@@ -590,15 +587,16 @@ async def test_a_replica_has_its_minimum_before_a_later_isr(
         each.log.flush()
         each.in_sync.followers[2].last_caught_up_ms = -1e12
         each.check_isr()
+    # The answer may come before the metadata, on another connection.
+    for each in partitions.hosted():
+        assert each.in_sync.pending is not None
+        each.on_proposal_agreed(each.in_sync.pending, 6)
+        each.advance_high_watermark()
+    assert {each.log.high_watermark for each in partitions.hosted()} == {0}
     raised = replace(image, configs={**image.configs, (TOPIC_RESOURCE, "t"): {"min.insync.replicas": "2"}})
     monkeypatch.setattr(hosting, "CONFIGS_S", 0)  # one in a turn
     host.apply(raised, MetadataDelta(changed_configs={(TOPIC_RESOURCE, "t")}))
-    if way == "image":
-        host.apply(on_two(raised, (1,), 6), MetadataDelta(changed_partitions=changed))
-    else:
-        for each in partitions.hosted():
-            assert each.in_sync.pending is not None
-            each.on_proposal_agreed(each.in_sync.pending, (1,), 5, 6)
+    host.apply(on_two(raised, (1,), 6), MetadataDelta(changed_partitions=changed))
     assert {each.in_sync.isr for each in partitions.hosted()} == {(1,)}
     for each in partitions.hosted():
         each.advance_high_watermark()

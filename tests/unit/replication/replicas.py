@@ -628,7 +628,7 @@ class Replicas:
         isr = tuple(broker_id for broker_id, _ in proposal.isr)
         self.placed = replace(self.placed, isr=isr, partition_epoch=self.placed.partition_epoch + 1)
         self._publish()
-        partition.on_proposal_agreed(proposal, isr, self.placed.leader_epoch, self.placed.partition_epoch)
+        partition.on_proposal_agreed(proposal, self.placed.partition_epoch)
         self.tell()
         return proposal
 

@@ -89,19 +89,18 @@ def test_a_member_that_was_proposed_away_still_counts_until_the_controller_agree
     assert proposal.removes == (3,)
     assert found.high_watermark(9, lambda: 3000.0, nobody) == -1
     assert found.shrinkage(9, 9000.0, 1) is None, "one at a time"
-    assert found.agreed(proposal, (1, 2), 5, 8)
+    found.assign((1, 2, 3), (1, 2), 5, 8, 9, 3000.0)
     assert found.high_watermark(9, lambda: 3000.0, nobody) == 9
 
 
-def test_an_answer_of_the_past_changes_nothing() -> None:
+def test_a_proposal_that_the_metadata_has_overtaken_is_not_withdrawn_again() -> None:
     found = book(leader_end=0)
-    proposal = found.shrinkage(9, 3000.0, 1)
-    assert proposal is not None
-    assert not found.agreed(proposal, (1,), 4, 9), "another leader epoch"
-    assert not found.agreed(proposal, (1,), 5, 6), "an older state"
-    found.assign((1, 2, 3), (1, 2), 5, 9, 9, 3000.0)
-    assert not found.agreed(proposal, (1,), 5, 10), "overtaken by the metadata"
-    assert found.isr == (1, 2)
+    first = found.shrinkage(9, 3000.0, 1)
+    assert first is not None
+    found.assign((1, 2, 3), (1, 2, 3), 5, 9, 9, 3000.0)
+    second = found.shrinkage(9, 3000.0, 1)
+    found.withdraw(first)
+    assert found.pending is second is not None
 
 
 def test_a_new_epoch_gives_members_the_whole_time_and_others_none() -> None:
@@ -156,9 +155,9 @@ def test_no_history_lets_the_mark_pass_a_member(history: list[tuple[Any, ...]]) 
             if kind == "agree":
                 partition_epoch += 1
                 members = tuple(broker_id for broker_id, _ in found.pending.isr)
-                assert found.agreed(found.pending, members, 5, partition_epoch)
+                found.assign((1, 2, 3), members, 5, partition_epoch, end, now_ms)
             else:
-                found.rejected(found.pending)
+                found.withdraw(found.pending)
         sure = set(found.isr)
         if found.pending is not None:
             sure |= {broker_id for broker_id, _ in found.pending.isr}

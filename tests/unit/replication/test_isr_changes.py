@@ -38,12 +38,14 @@ class Replica:
         assert proposal is not None
         return proposal
 
-    def on_proposal_agreed(self, proposal: Proposal, isr: tuple[int, ...], epoch: int, partition_epoch: int) -> None:
-        assert self.in_sync.agreed(proposal, isr, epoch, partition_epoch)
+    def on_proposal_agreed(self, proposal: Proposal, partition_epoch: int) -> None:
+        assert proposal is self.in_sync.pending
+        isr = tuple(member for member, _ in proposal.isr)
+        self.in_sync.assign((1, 2), isr, 5, partition_epoch, 0, 0.0)  # the metadata comes at once
         self.outcome = isr
 
     def on_proposal_rejected(self, proposal: Proposal) -> None:
-        self.in_sync.rejected(proposal)
+        self.in_sync.withdraw(proposal)
         self.outcome = "rejected"
 
 

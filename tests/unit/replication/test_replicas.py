@@ -617,6 +617,7 @@ def test_a_log_begun_anew_that_may_be_elected_stays_where_it_is_at_a_leader_that
         cluster.nodes[3].produce(b"d", acks=1)
         cluster.loop.run_for(60_000)
         cluster.nodes[3].partition.check_isr()
+        cluster.placed = replace(cluster.placed, elr=(2,))  # it stays eligible: the ISR is below the minimum now
         assert cluster.agree(3).removes == (2,)
         cluster.heal()
     cluster.loop.run_for(3000)
@@ -1011,22 +1012,32 @@ def test_sessions_of_followers_that_came_back_another_way_do_not_pile_up() -> No
     assert len(cluster.nodes[1].partitions.follower_fetches) < 8
 
 
-def test_the_controller_is_not_believed_twice() -> None:
-    """The answer to a proposal and the metadata that follows say the same; what began in between goes on."""
+def test_a_new_isr_comes_with_the_metadata_alone() -> None:
+    """Their min.insync.replicas is the one by which the controller has decided."""
     cluster = Replicas(3)
     cluster.elect(1, [1])
     cluster.loop.run_for(1)
     partition = cluster.nodes[1].partition
     first = cluster.nodes[1].proposals.pop()[1]
-    partition.on_proposal_agreed(first, (1, 2), 1, 2)
+    partition.on_proposal_agreed(first, 2)
     cluster.loop.run_for(600)
-    second = partition.in_sync.pending
-    assert second is not None
-    cluster.placed = replace(cluster.placed, isr=(1, 2), partition_epoch=2)
-    cluster._publish()
-    cluster.tell()
-    assert partition.in_sync.pending is second
-    assert partition.in_sync.followers[3].in_maximal_isr
+    assert (partition.in_sync.isr, partition.in_sync.pending) == ((1,), first)
+    assert partition.in_sync.followers[2].in_maximal_isr
+    cluster.place(isr=(1, 2))
+    cluster.tell([1])
+    assert partition.in_sync.isr == (1, 2)
+    cluster.loop.run_for(600)
+    assert partition.in_sync.pending not in (first, None), "the next one may join"
+
+
+def test_a_proposal_that_changes_nothing_ends_with_the_answer() -> None:
+    cluster = Replicas(2)
+    partition = cluster.nodes[1].partition
+    partition.confirm_reading()
+    proposal = cluster.nodes[1].proposals.pop()[1]
+    assert partition.in_sync.pending is proposal
+    partition.on_proposal_agreed(proposal, partition.partition_epoch)
+    assert partition.in_sync.pending is None
 
 
 def test_a_flush_that_began_before_the_records_came_does_not_let_them_be_told() -> None:

@@ -399,7 +399,8 @@ class Hosting:
                     raise
                 self._directories.failed(directory, error)
         partition = self._partitions.add(topic.name, index, topic.topic_id, log)
-        self._configure(partition)
+        partition.min_insync_replicas = self._min_insync_replicas(partition.topic)
+        self._set_throttled(partition)
         self._directory_of[partition] = directory
         return partition
 
@@ -667,9 +668,8 @@ class Hosting:
             value = self._settings.topic_default(key)
         return trim(value or "")
 
-    def _configure(self, partition: Partition) -> None:
+    def _set_throttled(self, partition: Partition) -> None:
         assert self._image is not None
-        partition.min_insync_replicas = self._min_insync_replicas(partition.topic)
         topic_config = self._image.topic_config(partition.topic)
         partition.throttled_as_leader, partition.throttled_as_follower = (
             is_throttled(topic_config.get(f"{side}.replication.throttled.replicas"), partition.index, self._node_id)
@@ -723,7 +723,7 @@ class Hosting:
                 _set_config(partition.log, self._log_config(partition.topic), home, self._refusing)
             except OSError as error:
                 self._directories.failed(home, error)
-            self._configure(partition)
+            self._set_throttled(partition)
             partition.advance_high_watermark()  # a lower min.insync.replicas may allow it
         if not self._to_configure:
             self._refusing.clear()
