@@ -25,6 +25,7 @@ from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.flush import FlushTask
 from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import AppendInfo, PartitionLog
+from tidelog.storage.log.saved_rows import save_index_rows
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 
 TOPIC = "t"
@@ -242,6 +243,8 @@ class History(LogHistory):
 
     def checkpoint(self) -> None:
         start = self.log.log_start_offset
+        for _ in save_index_rows(self.directory.logs):
+            pass
         self.directory.write_checkpoints()
         self.model.promised_start = start
 

@@ -29,6 +29,7 @@ class Directory:
     has_condemned = False
 
     def __init__(self) -> None:
+        self.logs: dict[tuple[str, int], Any] = {}
         self.due: list[str] = []
         self.pieces: list[object] = []
         self.looks = 0
@@ -173,6 +174,19 @@ async def test_a_look_that_fails_is_followed_by_others(monkeypatch: pytest.Monke
     node.look("d/t-0/2.log.deleted")
     await node.executor.run()
     assert sorted(node.disk.removed) == ["d/t-0/1.log.deleted", "d/t-0/2.log.deleted"]
+
+
+async def test_index_rows_are_saved_with_each_checkpoint() -> None:
+    node, saved = Node(), list[int]()
+    segment = SimpleNamespace(save_offset_rows=lambda: saved.append(1))
+    node.directory.logs = {("t", 0): SimpleNamespace(segments=SimpleNamespace(active=segment))}
+    directory: Any = node.directory
+    directory.checkpoint_steps = lambda: iter([SimpleNamespace(run=lambda: None)])
+    directory.finish_checkpoints = lambda ended: False
+    for count in (1, 2):
+        node.upkeep.checkpoint()
+        assert len(saved) == count
+        await node.executor.run()
 
 
 async def test_a_checkpoint_takes_its_steps_in_turns_of_the_loop() -> None:

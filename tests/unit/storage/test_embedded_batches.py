@@ -12,6 +12,7 @@ from tidelog.protocol.batches.record_batch import HEADER, HEADER_SIZE, iter_head
 from tidelog.protocol.batches.records import encode_batch, iter_records
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.repair import CopyRefused
+from tidelog.storage.log.saved_rows import save_index_rows
 from tidelog.storage.log.scrub import Scrub
 
 MakeLogs = Callable[..., Logs]
@@ -246,3 +247,19 @@ def test_headers_that_claim_large_batches_hide_no_batch_that_the_index_names(log
     destroy(made, position_in(whole, BEFORE), 4096)
     log = look(made, ending)
     assert list(served(log)) == [*range(FIRST), *range(end, end + 100)]
+
+
+@pytest.mark.parametrize("payload", PAYLOAD)
+def test_payload_is_not_served_after_a_kill_where_zeros_follow_the_last_batch(logs: MakeLogs, payload: str) -> None:
+    """Nothing but the index rows shows where the log's batches go on, and a kill took these from memory."""
+    made = logs(preallocate=True, segment_bytes=200_000)
+    made.append(*[batch(2) for _ in range(BEFORE)])
+    made.append(batch(COUNT, value=forged(payload)))
+    made.append(*[batch(2, value=bytes(3000)) for _ in range(3)])
+    for _ in save_index_rows(made.directory.logs):
+        pass
+    made.directory.write_checkpoints()
+    whole = (made.folder / made.files("*.log")[0]).read_bytes()[: made.log.segments.active.size_bytes]
+    destroy(made, position_in(whole, BEFORE), HEADER_SIZE + 20)
+    log = look(made, "after a kill")
+    assert list(served(log)) == [each for each in range(END + 6) if not FIRST <= each < END]

@@ -19,6 +19,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.files.disk import OsFile
 from tidelog.storage.log import recovery
 from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.saved_rows import save_index_rows
 from tidelog.storage.producers import recall
 from tidelog.storage.producers.producer_snapshots import encode_snapshot
 from tidelog.storage.producers.producer_state import ProducerEntry
@@ -924,3 +925,26 @@ def test_a_kill_before_the_first_record_of_a_segment_is_reported_once(logs: Make
         made.open(machine_ran_on=True)
         assert made.directory.shortened_logs == reported
         assert offsets_of(records_of(made.log)) == [0]
+
+
+@pytest.mark.parametrize("machine_ran_on", [True, False])
+def test_saved_index_rows_of_batches_that_were_lost_are_removed(made: Logs, machine_ran_on: bool) -> None:
+    """As of a loss of power that has kept the index rows and not the batches; a part of a row, too."""
+    active = made.log.segments.active
+    for _ in save_index_rows(made.directory.logs):
+        pass
+    index = made.folder / f"{SECOND}.index"
+    saved = index.read_bytes()
+    assert len(saved) == 8 * active.offset_index.count > 8
+    os.truncate(made.folder / f"{SECOND}.log", active.offset_index.row(1)[1] + 20)
+    index.write_bytes(saved + saved[:5])
+    made.kill()
+    log = made.open(machine_ran_on=machine_ran_on)
+    assert index.read_bytes() == saved[:8]
+    end = log.log_end_offset
+    assert 10 < end < 20
+    assert offsets_of(records_of(log)) == list(range(end))
+    made.append(*(idempotent(n, value=b"x" * 100, timestamp=NOW + 10 * n) for n in range(end, 20)))
+    for _ in save_index_rows(made.directory.logs):
+        pass
+    assert index.read_bytes() == saved

@@ -96,3 +96,20 @@ def test_a_rebuilt_index_leaves_a_right_file_alone(index: SparseIndex, tmp_path:
     (tmp_path / "index").unlink()
     assert index.write_rows()
     assert (tmp_path / "index").read_bytes() == b""
+
+
+@pytest.mark.parametrize("saved_at", [1, 64, 511, 512, 600])
+def test_saved_rows_are_in_the_file_and_stay_in_memory(index: SparseIndex, saved_at: int, tmp_path: Path):
+    path = tmp_path / "index"
+    fill(index, saved_at)
+    index.save_rows()
+    assert path.stat().st_size == saved_at * 8
+    assert len(index.rows_in_memory()) >= min(saved_at, 64)
+    fill(index, 3, saved_at + 1)
+    index.save_rows()
+    assert path.stat().st_size == (saved_at + 3) * 8
+    index.truncate(saved_at)
+    assert path.stat().st_size == saved_at * 8
+    fill(index, 1000, saved_at + 1)
+    assert len(index.rows_in_memory()) < 600, "what is in the file takes no memory"
+    assert index.rows() == [(BASE + 10 * n, 100 * n) for n in range(1, saved_at + 1001)]

@@ -11,11 +11,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from tidelog.broker.replicas import rounds
 from tidelog.storage.files.disk import is_exhaustion
 from tidelog.storage.files.log_names import DELETE_SUFFIX
+from tidelog.storage.log.saved_rows import save_index_rows
 
 if TYPE_CHECKING:
     from tidelog.broker.config.node_config import NodeConfig
@@ -134,7 +136,7 @@ class Upkeep:
     def _checkpoint(self, directory: LogDirectory) -> None:
         if directory not in self._checkpointing:
             self._checkpointing.add(directory)
-            self._begin_checkpoint(directory, directory.checkpoint_steps())
+            self._begin_checkpoint(directory, chain(save_index_rows(directory.logs), directory.checkpoint_steps()))
 
     def _begin_checkpoint(self, directory: LogDirectory, steps: Iterator[CheckpointTask | None]) -> None:
         """One step of it. It does not end where the logs are being closed, which writes the checkpoints."""

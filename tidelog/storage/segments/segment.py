@@ -632,6 +632,12 @@ class Segment:
         changed = [index.write_rows() for index in (times, self._offset_index)]
         return self.transaction_index.settle() or any(changed)
 
+    def save_offset_rows(self) -> None:
+        """Write the newest rows of the offset index to its file, without a sync. Raises OSError."""
+        index = self._offset_index
+        if index is not None and index.count and not index.is_rebuilt:
+            index.save_rows()
+
     def sync_indexes(self) -> None:
         for path in self.paths()[1:]:
             self._disk.sync_file(path)

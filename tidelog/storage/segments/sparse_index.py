@@ -1,10 +1,11 @@
 """The two sparse indexes of a segment, .index (offset -> position) and .timeindex (timestamp -> offset).
 
 Both have rows of two rising columns, the key and the value, packed big-endian. One class implements both. The newest
-rows are in memory and are written to the file in blocks, at the latest when the segment is sealed or closed. An index
-that was not closed is rebuilt from its segment, so nothing is lost, and an open log needs no map or descriptor per
-index. Look-ups of older rows use a map of the file. Invariant: rows [0, rows_in_file) are in the file, rows
-[first_in_memory, count) are in memory, and every row is in at least one of them.
+rows are in memory. They are written to the file in blocks, those of an offset index also periodically
+(`log/saved_rows.py`), and at the latest when the segment is sealed or closed. An index that was not closed is rebuilt
+from its segment, so nothing is lost, and an open log needs no map or descriptor per index. Look-ups of older rows use a
+map of the file. Invariant: rows [0, rows_in_file) are in the file, rows [first_in_memory, count) are in memory, and
+every row is in at least one of them.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ class SparseIndex:
         self.count += 1
         self.last_key = key
         self.last_value = value
-        missing = self.count - self._rows_in_file
-        if missing >= _SPILL_ROWS and not missing % _KEEP_ROWS and not self.is_rebuilt:
+        held = len(self._keys)
+        if held >= _SPILL_ROWS and not held % _KEEP_ROWS and not self.is_rebuilt:
             self._spill()
 
     def _spill(self) -> None:
@@ -212,6 +213,12 @@ class SparseIndex:
 
     def write_rows(self) -> int:
         """Write all rows to the file, without a sync, and keep only the newest in memory. The number written."""
+        written = self.save_rows()
+        self._forget_old_rows()
+        return written
+
+    def save_rows(self) -> int:
+        """Write all rows to the file, without a sync. The number written. Raises OSError."""
         if self.is_rebuilt or not self._has_file:
             return self._write_whole()
         missing = self.count - self._rows_in_file
@@ -227,7 +234,6 @@ class SparseIndex:
             finally:
                 file.close()
             self._rows_in_file = self.count
-        self._forget_old_rows()
         return missing
 
     def _packed(self, start: int) -> bytes:
@@ -263,7 +269,6 @@ class SparseIndex:
         self.is_rebuilt = False
         self._has_file = True
         self._rows_in_file = self.count
-        self._forget_old_rows()
         return 0 if is_right else max(1, self.count)
 
     def truncate(self, count: int) -> None:
