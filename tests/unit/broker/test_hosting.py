@@ -603,6 +603,35 @@ async def test_a_replica_has_its_minimum_before_a_later_isr(start_node: Any, mon
     assert {(each.min_insync_replicas, each.log.high_watermark) for each in partitions.hosted()} == {(2, 0)}
 
 
+@pytest.mark.parametrize("per_turn", [1, 100])
+async def test_a_lower_minimum_comes_not_before_another_leader(
+    start_node: Any, monkeypatch: pytest.MonkeyPatch, per_turn: int
+) -> None:
+    """A node that stood still has missed that another eligible replica leads. By the lower minimum it committed alone
+    what that one lacks.
+    """
+    node = await start_node()
+    partitions = await hosting_topic(node, await node.connect(), 30)
+    image, host = node.node._metadata.tracker.image, node.node._broker._hosting
+    changed = {image.topics_by_name["t"].topic_id: set(range(30))}
+    two = replace(on_two(image, (1,), 5), configs={(TOPIC_RESOURCE, "t"): {"min.insync.replicas": "2"}})
+    host.apply(two, MetadataDelta(changed_partitions=changed, changed_configs={(TOPIC_RESOURCE, "t")}))
+    for each in partitions.hosted():
+        each.append_as_leader(memoryview(bytearray(batch(1))), NOW, required_acks=1)
+        each.log.flush()
+    lowered = replace(led_by(two, 2, 6), configs=image.configs)
+    monkeypatch.setattr(hosting, "ROLES_PER_TURN_MAX", per_turn)
+    host.apply(lowered, MetadataDelta(changed_partitions=changed, changed_configs={(TOPIC_RESOURCE, "t")}))
+    for each in partitions.hosted():
+        each.advance_high_watermark()
+    assert {(each.leads, each.min_insync_replicas) for each in partitions.hosted()} <= {(False, 1), (True, 2)}
+    assert {each.log.high_watermark for each in partitions.hosted()} == {0}
+    for _ in range(40):
+        await asyncio.sleep(0)
+    assert not any(each.leads for each in partitions.hosted())
+    assert {(each.min_insync_replicas, each.log.high_watermark) for each in partitions.hosted()} == {(1, 0)}
+
+
 def on_two(image: MetadataImage, isr: tuple[int, ...], partition_epoch: int) -> MetadataImage:
     """The partitions of the topic t on the brokers 1 and 2."""
     topic = image.topics_by_name["t"]

@@ -224,6 +224,8 @@ class Hosting:
         for topic_id, indexes in delta.changed_partitions.items():
             if topic_id in image.topics_by_id:
                 self._apply_partitions(image.topics_by_id[topic_id], indexes)
+        if delta.changed_configs and self._to_configure:
+            self._configure_some()
         if delta.changed_features:
             self._report_all_directories(image)
         if delta.changed_brokers:
@@ -399,7 +401,6 @@ class Hosting:
                     raise
                 self._directories.failed(directory, error)
         partition = self._partitions.add(topic.name, index, topic.topic_id, log)
-        partition.min_insync_replicas = self._min_insync_replicas(partition.topic)
         self._set_throttled(partition)
         self._directory_of[partition] = directory
         return partition
@@ -573,6 +574,7 @@ class Hosting:
 
     def _apply_role(self, partition: Partition, assignment: PartitionImage) -> None:
         self._doubt_epochs(partition, assignment)
+        partition.min_insync_replicas = self._min_insync_replicas(partition.topic)
         was_leader = partition.leads
         if assignment.leader == self._node_id:
             if self._fetchers is not None:
@@ -685,6 +687,9 @@ class Hosting:
             throttle.bytes_per_s = self._settings.integer(name) if self._settings.is_set(name) else UNLIMITED
 
     def _apply_configs(self, resources: set[tuple[int, str]]) -> None:
+        """Raise min.insync.replicas before the roles of the same image: the controller decides on an ISR by the newest,
+        and by an earlier one a leader would commit alone. The rest follows the roles (`_configure_some`).
+        """
         assert self._image is not None
         names = {name for kind, name in resources if kind == TOPIC_RESOURCE}
         affects_all = any((BROKER_RESOURCE, name) in resources for name in ("", str(self._node_id)))
@@ -696,12 +701,10 @@ class Hosting:
         for partition in self._partitions.hosted():
             if affects_all or partition.topic in names:
                 self._to_configure[partition] = None
-                # At once: the controller decides on an ISR by the newest. By an earlier one a leader commits alone.
                 text = self._image.topic_config(partition.topic).get("min.insync.replicas")
                 if text not in minimums:
                     minimums[text] = self._min_insync_replicas(partition.topic)
-                partition.min_insync_replicas = minimums[text]
-        self._configure_some()
+                partition.min_insync_replicas = max(partition.min_insync_replicas, minimums[text])
         for topic_id, index in list(self._lost_replicas):
             topic = self._image.topics_by_id.get(topic_id)
             if topic is not None and (affects_all or topic.name in names):
@@ -724,6 +727,9 @@ class Hosting:
             except OSError as error:
                 self._directories.failed(home, error)
             self._set_throttled(partition)
+            if (partition.topic_id, partition.index) not in self._deferred_roles:
+                # A lower one not before the role: another replica may lead since, and this one would commit alone.
+                partition.min_insync_replicas = self._min_insync_replicas(partition.topic)
             partition.advance_high_watermark()  # a lower min.insync.replicas may allow it
         if not self._to_configure:
             self._refusing.clear()
