@@ -241,7 +241,7 @@ async def test_a_slow_device_delays_the_syncs_and_cold_reads_of_its_own_log_dire
         another.send(produce_to(other, make_batch(b"a")), 9)
         assert await errors_of(another) == [0] * len(other)
         warmed = asyncio.get_running_loop().create_future()
-        read: Any = SimpleNamespace(path=f"{homes[1]}/t-0/0.log", pin=Mock(), unpin=Mock(), warm=Mock())
+        read: Any = SimpleNamespace(path=f"{homes[1]}/t-0/0.log", pin=Mock(), unpin=Mock(), warm=Mock(), examined=None)
         asked: list[str] = []
         threads_of = partitions._threads_of
 

@@ -22,7 +22,7 @@ from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.storage.files.disk import Buffer, File
-from tidelog.storage.log import repair
+from tidelog.storage.log import recovery, repair
 from tidelog.storage.log.repair import NoRoom, NoSpace
 from tidelog.storage.log.scrub import Scrub
 from tidelog.storage.segments.damage import DamagedRecords
@@ -815,3 +815,24 @@ async def test_a_longer_copy_behind_the_last_position_of_an_index_loses_nothing(
         assert records_of(here.log) == expected
         here.logs.close_and_open()
         scrub_all(here.log)
+
+
+async def test_the_next_attempt_does_what_a_shortage_interrupted_behind_a_repair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers of committed records waited before the repaired ones for the next maintenance, up to five minutes."""
+    cluster = Cluster(tmp_path)
+    cluster.here.damage(2, 2)
+
+    def run_short(log: object, repaired: object) -> bool:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patches:
+        patches.setattr(recovery, "reveal", run_short)
+        for _ in range(2):
+            assert not await cluster.repairs._repair(cluster.partition)
+            assert cluster.here.log.damaged_ranges() == []
+            assert cluster.here.log.unrevealed
+    assert await cluster.repairs._repair(cluster.partition)
+    assert cluster.here.log.unrevealed == ()
+    assert len(cluster.refused) == 2

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tidelog.storage.producers.verification import TransactionAppend
     from tidelog.storage.segments.append import Batch
     from tidelog.storage.segments.reader import ColdRead
+    from tidelog.storage.segments.segment import Segment
 
 logger = logging.getLogger("tidelog.partitions")
 
@@ -115,6 +116,8 @@ class Partitions:
         """The counters of each topic that has a replica here."""
         self._watches: dict[Partition, _Watch] = {}  # `Partition.watch` is the same object, without the look-up
         self._known_elsewhere = known_elsewhere
+        # (segment, its generation) -> what to call when its examination has ended
+        self._examinations: dict[tuple[Segment, int] | None, list[Callable[[], None]]] = {}
         is_hosted, settle = self._watches.__contains__, self.acknowledgements.settle
         self.flushes = Flushes(loop, threads_of, clock_ms, stopwatch, is_hosted, self._fail, settle)
         self.flushes.on_shortage = lambda: self.on_shortage()
@@ -291,13 +294,25 @@ class Partitions:
         await self.flushes.close()
 
     def run_cold(self, cold: ColdRead, done: Callable[[], None]) -> None:
-        """Load the bytes that a read lacks into memory on a thread, then call `done`. The next read raises errors."""
+        """Load the bytes that a read lacks into memory on a thread, then call `done`. The next read raises errors.
+
+        A segment is examined once for all reads that meet the same damage meanwhile: it may have a gigabyte.
+        """
+        examined = cold.examined
+        if examined in self._examinations:
+            self._examinations[examined].append(done)
+            return
+        waiting = [done]
+        if examined is not None:
+            self._examinations[examined] = waiting
         cold.pin()
 
         def finished(future: asyncio.Future[None]) -> None:
             cold.unpin()
+            if examined is not None:
+                del self._examinations[examined]
             if not future.cancelled():
-                done()
+                call_all(waiting)
 
         threads = self._threads_of(home_of(home_of(cold.path)))
         self._loop.run_in_executor(threads, cold.warm).add_done_callback(finished)

@@ -250,6 +250,7 @@ class Repairs:
             if gap is not None:
                 await self._explain(partition, *gap)
             await self._repair_ranges(partition)
+            partition.log.reveal()  # a shortage may have interrupted it
         except asyncio.CancelledError:
             raise
         except Exception as error:

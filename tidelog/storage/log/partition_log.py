@@ -450,12 +450,13 @@ class PartitionLog:
     def after_repair(self, repaired: DamagedRange | None = None) -> None:
         """Rebuild what damage has hidden: rows of aborted transactions, and when no more is left the producer state.
 
-        What a shortage interrupts is done by `maintain`, or with the next repair.
+        What a shortage interrupts is done by `maintain`, or with the next attempt of a repair.
         """
         self.unrevealed = (*self.unrevealed, repaired)
-        self._reveal()
+        self.reveal()
 
-    def _reveal(self) -> None:
+    def reveal(self) -> None:
+        """Do what `after_repair` has left. Raises OSError for another shortage."""
         while self.unrevealed:
             with revealing(self) as repaired:
                 reveal = partial(recovery.reveal, self, repaired)
@@ -700,7 +701,7 @@ class PartitionLog:
         takes out wait for `rename_condemned`.
         """
         self.clock_ms = now_ms
-        recovery.write_if_there_is_space(self._reveal, "what damage has hidden", or_descriptors=True)
+        recovery.write_if_there_is_space(self.reveal, "what damage has hidden", or_descriptors=True)
         self._know_producers()  # a shortage may have kept a deletion from it
         if not self._apply_retention(now_ms):
             return False

@@ -66,6 +66,9 @@ class ReadResult(NamedTuple):
 class ColdRead(Exception):
     """The bytes are not in memory. The caller runs `warm()` on a thread, with the file pinned, and reads again."""
 
+    examined: tuple[Segment, int] | None = None
+    """The segment that `warm` examines, and its generation: one examination does for all who would have the same."""
+
     def __init__(self, segment: Segment, position: int, size_bytes: int) -> None:
         super().__init__(f"{size_bytes} bytes at {position} of {segment.path} are not in memory")
         self.path = segment.path
@@ -101,6 +104,7 @@ class Examination(ColdRead):
         self._epoch_max = epoch_max
         self._end_offset = segment.next_offset
         self._generation = segment.generation
+        self.examined = segment, segment.generation
         self._gaps = segment.may_have_gaps, segment.may_end_early
         self._proven = segment.proven
         self._named = segment.named_batches()
