@@ -188,6 +188,7 @@ class StreamDriver:
             {partition: log_starts[partition] for partition in new},
             {partition: log_starts[partition] for partition in recreated},
             await self._find_replaced(cluster, start, present, recreated),
+            set(missing).difference(selected(options, missing)),
         )
 
     async def _find_replaced(

@@ -18,6 +18,8 @@ from tidelog.spark_ingest.planning import OffsetRange
 
 Offsets = Mapping[TopicPartition, int]
 
+_CHOICES = "subscribe, subscribePattern or assign"
+
 
 def to_offset(offsets: Offsets) -> dict[str, dict[str, int]]:
     """The offsets in the form that Spark writes into its log, sorted."""
@@ -40,6 +42,8 @@ class StreamState(NamedTuple):
     """Partitions of topics that were deleted and created again, with their log start."""
     replaced: Offsets = MappingProxyType({})
     """Where logs differ from those that the stream has read, of partitions where they differ before its offset."""
+    unselected: Collection[TopicPartition] = ()
+    """Partitions of the stream's offset that the options do not name. They may exist."""
 
 
 class NextOffsets(NamedTuple):
@@ -58,7 +62,10 @@ def available_offsets(start: Offsets, state: StreamState) -> NextOffsets:
     next micro-batch. A log that ends before `start` makes the stream go on at its end.
     """
     ends = dict(state.ends)
-    losses = [f"{partition} is gone" for partition in sorted(start.keys() - ends.keys())]
+    losses = [
+        f"{partition} is not in {_CHOICES} any more" if partition in state.unselected else f"{partition} is gone"
+        for partition in sorted(start.keys() - ends.keys())
+    ]
     for partition, log_start in sorted(state.recreated.items()):
         if partition in start and partition in ends:
             ends[partition] = log_start
@@ -183,7 +190,7 @@ def ranges_between(start: Offsets, end: Offsets) -> StreamRanges:
     created again or lost records: it has nothing to read in this batch.
     """
     ranges = []
-    losses = [f"{partition} is gone" for partition in sorted(start.keys() - end.keys())]
+    losses = [f"{each} is gone, or the options did not name it" for each in sorted(start.keys() - end.keys())]
     for partition, end_offset in sorted(end.items()):
         start_offset = start.get(partition, 0)
         if end_offset < start_offset:

@@ -288,6 +288,15 @@ def test_a_topic_that_is_not_subscribed_any_more_leaves_the_stream(node, new_top
         assert stream.latest_offset({topic: {"0": 3}, other: {"0": 1}}) == {topic: {"0": 5}}
 
 
+def test_a_topic_that_is_not_subscribed_any_more_is_not_called_gone(node, new_topic):
+    topic = new_topic(5)
+    other = f"{topic}-other"
+    node.topic(other, 2)
+    expected = f"{other}-0 is not in subscribe, subscribePattern or assign any more"
+    with driver(node, subscribe=topic) as stream, pytest.raises(DataLoss, match=expected):
+        stream.latest_offset({topic: {"0": 3}, other: {"0": 1}})
+
+
 def create_again(node, topic: str, size: int) -> None:
     with admin(node) as client:
         client.delete_topics([topic])
