@@ -2,7 +2,8 @@
 
 A line is sent as its bytes without the newline, or is a JSON object as printed by `tidelog consume --json`. The command
 reads no input while the producer's buffer is full, so any amount can be piped in. The first refused record ends the
-command with exit code 1, and an error that names its line.
+command with exit code 1, and an error that names its line. A signal ends the input: the lines that have been read are
+sent and counted, and the exit code is 1, because the input may have had more.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tidelog.cli.common import (
     IntegerRange,
     client_options,
     connecting,
+    end_signals,
     print_json,
     reason,
     run,
@@ -96,13 +98,16 @@ def command(
         print_json({**topics, "records": sent.count, "partitions": sent.partitions()})
     elif not quiet:
         say_count(sent.count)
+    if sent.is_interrupted:
+        raise click.ClickException("interrupted")
 
 
 class SentRecords:
-    """The acknowledged records."""
+    """The acknowledged records. `is_interrupted`: a signal has ended the input."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.is_interrupted = False
         self._offsets: dict[TopicPartition, tuple[int, int]] = {}
 
     def add(self, metadata: RecordMetadata) -> None:
@@ -222,8 +227,10 @@ async def _produce(options: dict[str, Any], target: Target, parse: Callable[[byt
     refusal: click.ClickException | None = None
     async with Producer(**options) as producer:
         number = 0
+        standard_input = _Input(sys.stdin.fileno())
+        standard_input.stop_at_signals()
         try:
-            async for line in _lines(sys.stdin.fileno()):
+            async for line in standard_input.lines():
                 number += 1
                 try:
                     record = parse(line)
@@ -239,6 +246,7 @@ async def _produce(options: dict[str, Any], target: Target, parse: Callable[[byt
             await _settle(future, sent)
     if refusal is not None:
         raise refusal
+    sent.is_interrupted = standard_input.is_stopped
     return sent
 
 
@@ -276,39 +284,61 @@ async def _send(
         raise click.ClickException(str(_placed(error, f"line {number}"))) from None
 
 
-async def _lines(descriptor: int) -> AsyncIterator[bytes]:
-    """Yield each line as soon as it is complete, so that typed input works as well as a pipe."""
-    begun: list[bytes] = []  # the pieces of an incomplete line
-    while chunk := await _read(descriptor):
-        first, newline, after = chunk.partition(b"\n")
-        begun.append(first)
-        if not newline:
-            if len(begun) * _READ_BYTES > _LINE_BYTES_MAX:
-                raise click.ClickException(f"a line of more than {_LINE_BYTES_MAX >> 20} MiB")
-            continue
-        yield b"".join(begun)
-        *lines, rest = after.split(b"\n")
-        for line in lines:
-            yield line
-        begun = [rest] if rest else []
-    if begun:
-        yield b"".join(begun)
+class _Input:
+    """The lines of a descriptor, until its end or a signal (`is_stopped`)."""
 
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._readable = asyncio.Event()
+        self.is_stopped = False
 
-async def _read(descriptor: int) -> bytes:
-    """The next bytes, empty at the end. Uses no thread, because a thread that reads a terminal delays Ctrl-C."""
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    try:
-        loop.add_reader(descriptor, readable.set)
-    except PermissionError:  # a file, always ready
-        await asyncio.sleep(0)
-    else:
+    def stop_at_signals(self) -> None:
+        """The first signal ends the input, a second one the command: a broker may never acknowledge what was sent."""
+        loop, signals = asyncio.get_running_loop(), end_signals()
+
+        def stop() -> None:
+            self.is_stopped = True
+            self._readable.set()
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+        for number in signals:
+            loop.add_signal_handler(number, stop)
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """Yield each line as soon as it is complete, so that typed input works as well as a pipe."""
+        begun: list[bytes] = []  # the pieces of an incomplete line
+        while not self.is_stopped and (chunk := await self._read()):
+            first, newline, after = chunk.partition(b"\n")
+            begun.append(first)
+            if not newline:
+                if len(begun) * _READ_BYTES > _LINE_BYTES_MAX:
+                    raise click.ClickException(f"a line of more than {_LINE_BYTES_MAX >> 20} MiB")
+                continue
+            yield b"".join(begun)
+            *lines, rest = after.split(b"\n")
+            for line in lines:
+                yield line
+            begun = [rest] if rest else []
+        if begun and not self.is_stopped:
+            yield b"".join(begun)
+
+    async def _read(self) -> bytes:
+        """The next bytes, empty at the end. Uses no thread: one that reads a terminal delays a signal."""
+        loop = asyncio.get_running_loop()
+        self._readable.clear()
         try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(descriptor)
-    try:
-        return os.read(descriptor, _READ_BYTES)
-    except OSError as error:
-        raise click.ClickException(f"cannot read standard input: {reason(error)}") from None
+            loop.add_reader(self._descriptor, self._readable.set)
+        except PermissionError:  # a file, always ready
+            await asyncio.sleep(0)
+        else:
+            try:
+                await self._readable.wait()
+            finally:
+                loop.remove_reader(self._descriptor)
+        if self.is_stopped:
+            return b""
+        try:
+            return os.read(self._descriptor, _READ_BYTES)
+        except OSError as error:
+            raise click.ClickException(f"cannot read standard input: {reason(error)}") from None

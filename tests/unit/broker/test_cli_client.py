@@ -347,7 +347,7 @@ def test_ctrl_c_ends_typing_and_keeps_what_was_typed(cli: Cli, bootstrap: str):
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 1
         assert process.stderr is not None
-        assert process.stderr.read() == b"tidelog: interrupted\n"
+        assert process.stderr.read() == b"2 records\ntidelog: interrupted\n"
     finally:
         process.kill()
         process.communicate(timeout=PATIENCE_S)

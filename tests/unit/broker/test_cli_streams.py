@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S, line_of
+from tests.patience import PATIENCE_S, line_of, wait_until
 from tidelog.cli.commands import LazyGroup
 from tidelog.cli.main import main
 from tidelog.client.sync import Producer
@@ -204,6 +206,31 @@ def test_a_start_that_is_interrupted_while_a_class_is_made_says_so():
         env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "tidelog: interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_producer_that_is_interrupted_sends_and_counts_what_it_has_read(bootstrap: str, number: signal.Signals):
+    """Kafka's console producer flushes, too. Half a line is none: the rest of it was never read."""
+    topic = f"interrupted-{number}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tidelog", "produce", topic, "-b", bootstrap, "-X", "linger.ms=15000"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdin is not None
+    pipe = process.stdin
+    pipe.write(b"one\ntwo\nhal")
+    pipe.flush()
+    wait_until(lambda: fcntl.ioctl(pipe, termios.FIONREAD, b"0000") == bytes(4))
+    process.send_signal(number)
+    assert process.wait(timeout=PATIENCE_S) == 1
+    assert process.stderr is not None
+    assert process.stderr.read() == b"2 records\ntidelog: interrupted\n"
+    pipe.close()
+    process.stderr.close()
+    assert shell(f"tidelog consume {topic} -o earliest -e", bootstrap).stdout == b"one\ntwo\n"
 
 
 def test_a_producer_whose_broker_has_gone_says_why(tmp_path: Path):
