@@ -153,6 +153,7 @@ class RaftNode:
             self.log, log, settings, loop, run_in_executor, self.meet_damage, self._meet_damaged_snapshots,
             self.tolerates,
         )  # fmt: skip
+        self.doubt_snapshots = self._scrubber.doubt_snapshots
         self._repair = MetadataRepair(self, cluster_id, loop)
         self._vote_recovery = VoteRecovery(self, cluster_id, loop)
         self._vote_writer = VoteWriter(

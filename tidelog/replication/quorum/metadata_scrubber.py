@@ -1,7 +1,8 @@
 """Rereads the metadata log and its snapshots periodically, to detect damage while the node runs.
 
 A thread reads a segment in pieces, at a bounded rate; `storage/log/scrub.py` checks it. A file that became shorter is
-detected within half a minute. `driver.py` handles the damage.
+detected within half a minute, and so is damage of a snapshot that another node fetches: it would fetch it again and
+again. `driver.py` handles the damage.
 """
 
 from __future__ import annotations
@@ -52,10 +53,15 @@ class MetadataScrubber(BackgroundTask):
         self._on_damage = on_damage
         self._on_damaged_snapshots = on_damaged_snapshots
         self._tolerates = tolerates
+        self._doubts_snapshots = False
 
     def begin(self) -> None:
         if self._rate_bytes > 0:
             self._begin()
+
+    def doubt_snapshots(self) -> None:
+        """A node fetches a snapshot, perhaps again: the next look reads them."""
+        self._doubts_snapshots = True
 
     async def _run(self) -> None:
         look_s = min(LOOK_S, self._interval_s)
@@ -73,8 +79,10 @@ class MetadataScrubber(BackgroundTask):
                     return
 
     async def _look(self, is_due: bool) -> None:
-        if is_due and await until_done(self._run_in_executor(self._metadata.check_snapshots)):
-            self._on_damaged_snapshots()
+        if is_due or self._doubts_snapshots:
+            self._doubts_snapshots = False
+            if await until_done(self._run_in_executor(self._metadata.check_snapshots)):
+                self._on_damaged_snapshots()
         was_read = False
         for segment in list(self._log.segments):
             if (is_due or _is_cut(segment)) and self._has(segment):

@@ -55,6 +55,7 @@ class QuorumNode(Protocol):
     exchange: Exchange
     run_in_executor: Callable[[Callable[[], Any]], Awaitable[Any]]
     clock_ms: Callable[[], int]
+    doubt_snapshots: Callable[[], None]
     is_closed: bool
     registered_brokers: Callable[[], Container[int]]
 
@@ -258,6 +259,8 @@ class QuorumService:
         error_code = leading.on_fetch_snapshot(raft, ask, node.now_ms())
         answer = SnapshotAnswer(error_code, raft.epoch, raft.leader_id, raft.known_leader_endpoint())
         if error_code == ErrorCode.NONE:
+            if ask.position <= 0:
+                node.doubt_snapshots()
             bytes_max = max(0, min(request.max_bytes, node.settings.snapshot_part_bytes))
             try:
                 part = node.log.snapshot_part(ask.snapshot, max(0, ask.position), bytes_max)

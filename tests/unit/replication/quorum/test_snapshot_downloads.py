@@ -6,10 +6,13 @@ import asyncio
 import threading
 from typing import Any
 
+import pytest
+
 from tests.patience import PATIENCE_S
 from tests.unit.replication.quorum.quorum_nodes import THREE, Member, Quorum, RefusingDisk, stop_all, until
 from tidelog.protocol.messages.fetch_snapshot import FetchSnapshotRequest
 from tidelog.replication.ports import Endpoint
+from tidelog.replication.quorum import metadata_scrubber
 from tidelog.replication.quorum.files.metadata_log import FETCHED_PART
 from tidelog.replication.quorum.raft.metadata_retention import MetadataRetention
 from tidelog.replication.quorum.raft.snapshot import SnapshotId, decode_snapshot
@@ -54,10 +57,10 @@ class HaltingQuorum(Quorum):
         return response
 
 
-async def with_a_voter_that_needs_a_snapshot(quorum: Quorum) -> tuple[Member, int, SnapshotId]:
+async def with_a_voter_that_needs_a_snapshot(quorum: Quorum, **settings: Any) -> tuple[Member, int, SnapshotId]:
     """(the leader, the id of the voter, which is down, the snapshot that both others have)."""
     retention = MetadataRetention(bytes_max=1 << 14)
-    members = [await Member(quorum, node_id, retention=retention).start() for node_id in THREE]
+    members = [await Member(quorum, node_id, retention=retention, **settings).start() for node_id in THREE]
     (leader,) = await until(lambda: quorum.leaders)
     away, other = (member for member in members if member is not leader)
     await away.crash()
@@ -96,6 +99,40 @@ def test_a_snapshot_that_a_thread_checks_stays_whole_when_the_next_leader_sends_
         await back.crash()
         again = await Member(quorum, away_id).start()
         assert not again.raft.raft.lacks_records
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("damaged", ["the newest", "both"])
+def test_a_node_that_fetches_a_damaged_snapshot_gets_another_one(tmp_path, monkeypatch, damaged):
+    """It fetched the same one every second, until the daily scrub or the next hourly snapshot."""
+    monkeypatch.setattr(metadata_scrubber, "LOOK_S", 0.2)
+
+    async def run():
+        quorum = Quorum(tmp_path, THREE, segment_bytes=1 << 14)
+        leader, away_id, identity = await with_a_voter_that_needs_a_snapshot(quorum, scrub_bytes_per_s=1 << 30)
+        log, disk = leader.raft.log, quorum.disk(leader.node_id)
+        assert log.snapshots is not None
+        oldest, newest = log.snapshots
+        assert newest == identity != oldest
+        for each in (newest,) if damaged == "the newest" else (newest, oldest):
+            content = bytearray(disk.read_file(log.path_of(each)))
+            content[len(content) // 2] ^= 1
+            disk.write_file(log.path_of(each), content, sync=True)
+        await asyncio.sleep(0.5)
+        assert not [told for told in leader.listener.told if told[0] == "damage"], "no fetch has met it"
+        back = await Member(quorum, away_id, snapshot_part_bytes=PART_BYTES).start()
+        if damaged == "both":
+            await until(lambda: ("damage",) in leader.listener.told)
+            last = leader.raft.append([b"another"], 0)
+            await until(lambda: leader.raft.high_watermark > last)
+            another = SnapshotId(last + 1, leader.raft.epoch)
+            leader.raft.write_snapshot([*VALUES, b"another"], another, 7, 8)
+            leader.raft.snapshot_written(another)
+            await back.listener.has([*VALUES, b"another"])
+        else:
+            await back.listener.has(VALUES)
         await stop_all(quorum)
 
     asyncio.run(run())

@@ -383,13 +383,13 @@ class MetadataLog:
         return False
 
     def remove_damaged_snapshots(self) -> None:
-        """Remove each damaged snapshot that the log does not need: the log starts at offset 0, or a newer snapshot is
-        whole. Raises OSError.
+        """Remove the damaged snapshots, if the newest whole one and the records after it, or a log that starts at
+        offset 0, have the same content. Raises OSError.
         """
+        whole = [one for one in self._snapshots if one not in self._damaged_snapshots]
         for identity in sorted(self._damaged_snapshots & set(self._snapshots)):
             logger.error("%s is damaged", self.path_of(identity))
-            newest_whole = max((one for one in self._snapshots if one not in self._damaged_snapshots), default=None)
-            if self.start_offset == 0 or (newest_whole is not None and newest_whole > identity):
+            if self.start_offset <= (whole[-1].end_offset if whole else 0):
                 self._remove_snapshot(identity)
         self._damaged_snapshots.clear()
 
