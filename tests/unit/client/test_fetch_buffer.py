@@ -22,7 +22,7 @@ def test_a_deserializer_that_refuses_a_record_gets_it_once_in_a_call() -> None:
     subscription.assign([T0, T1])
     subscription.seek(T0, 0)
     subscription.seek(T1, 0)
-    buffer, refused = FetchBuffer(subscription), list[bytes]()
+    buffer, refused = FetchBuffer(subscription, lambda _: None), list[bytes]()
 
     def refuse(value: bytes) -> bytes:
         refused.append(value)
@@ -47,7 +47,7 @@ def test_an_error_is_raised_in_the_call_after_one_that_has_returned_records_in_i
     subscription.assign([T0, T1])
     subscription.seek(T0, 0)
     subscription.seek(T1, 0)
-    buffer = FetchBuffer(subscription)
+    buffer = FetchBuffer(subscription, lambda _: None)
     if is_damaged:
         buffer.add(CompletedFetch(T0, 0, batch(0)[:-1] + b"?"))
     else:

@@ -7,7 +7,7 @@ fetched before a seek or a rebalance are dropped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tidelog.client.consuming.completed_fetch import CompletedFetch
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 
 class FetchBuffer:
-    """The fetch buffer of one consumer."""
+    """The fetch buffer of one consumer. `back_off` delays the next fetch of a partition."""
 
-    def __init__(self, subscription: Subscription) -> None:
+    def __init__(self, subscription: Subscription, back_off: Callable[[TopicPartition], None]) -> None:
         self._subscription = subscription
+        self._back_off = back_off
         self._fetches: dict[TopicPartition, deque[CompletedFetch]] = {}
         self.errors: dict[TopicPartition, KafkaError] = {}
         """A `take` raises one of these: the next one without records to hand out, or the one after the next."""
@@ -55,8 +56,8 @@ class FetchBuffer:
 
         Raises the KafkaError of a partition that cannot be read, or the exception of a deserializer: when no records
         remain, or else in the call after one that has returned records in its place. Batches that are damaged are
-        fetched again after that: the broker, or another one, may have a whole copy by then. So are those for which
-        there was no memory. What is raised and is no Exception (an interrupt, or a deserializer's CancelledError)
+        fetched again after that and a wait: the broker, or another one, may have a whole copy by then. So are those for
+        which there was no memory. What is raised and is no Exception (an interrupt, or a deserializer's CancelledError)
         leaves all positions as they were.
         """
         self._raise_kept_back()
@@ -127,6 +128,8 @@ class FetchBuffer:
         for partition, failure in errors.items():
             if isinstance(failure, KafkaError | MemoryError):
                 self.discard((partition,))
+                if partition in self._subscription.assigned:
+                    self._back_off(partition)
             raise failure
         self._raise_partition_error()
 

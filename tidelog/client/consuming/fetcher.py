@@ -113,7 +113,7 @@ class Fetcher:
         Without those that were paused when they were last looked at.
         """
         self._seen_state: tuple[ClusterMetadata, Mapping[TopicPartition, PartitionState]] = (EMPTY, {})
-        self._buffer = FetchBuffer(subscription)
+        self._buffer = FetchBuffer(subscription, self._back_off)
         self.decoder = RecordDecoder(max(DEFAULT_MAX_BYTES, config.receive_message_max_bytes))
         self.records_taken = 0
         """Records that were returned, in total."""
@@ -436,13 +436,11 @@ class Fetcher:
                 decoder=self.decoder,
             )
         except KafkaError as error:
-            self._buffer.errors[partition] = error
+            self._refuse(partition, error)
             return None
         if completed_fetch.exhausted:
-            self._buffer.errors[partition] = KafkaError(
-                ErrorCode.MESSAGE_TOO_LARGE,
-                f"{partition}: the batch at {offset} is larger than max_partition_fetch_bytes",
-            )
+            problem = f"{partition}: the batch at {offset} is larger than max_partition_fetch_bytes"
+            self._refuse(partition, KafkaError(ErrorCode.MESSAGE_TOO_LARGE, problem))
             return None
         self._buffer.add(completed_fetch)
         return completed_fetch
@@ -494,9 +492,8 @@ class Fetcher:
                 return
             timestamp = self._config.reset_timestamp_ms(time.time_ns() // 1_000_000)
             if timestamp is None:
-                self._buffer.errors[partition] = KafkaError(
-                    code, f"{partition} has no offset {offset}, auto_offset_reset=none"
-                )
+                problem = f"{partition} has no offset {offset}, auto_offset_reset=none"
+                self._refuse(partition, KafkaError(code, problem))
             else:
                 logger.info("%s has no offset %d: reset to %s", partition, offset, self._config.auto_offset_reset)
                 self._subscription.request_reset(partition, timestamp)
@@ -504,14 +501,20 @@ class Fetcher:
             return
         if code is ErrorCode.CORRUPT_MESSAGE:
             # The broker has no whole copy of the records. It answers KAFKA_STORAGE_ERROR while it looks for one.
-            self._buffer.errors[partition] = KafkaError(code, f"the records of {partition} at {offset} are damaged")
-            self._back_off(partition)
+            self._refuse(partition, KafkaError(code, f"the records of {partition} at {offset} are damaged"))
             return
         if not code.retriable and code is not ErrorCode.UNKNOWN_SERVER_ERROR:
-            self._buffer.errors[partition] = KafkaError(code, f"fetch of {partition}")
+            self._refuse(partition, KafkaError(code, f"fetch of {partition}"))
             return
         if code.invalidates_metadata:
             self._cluster.request_refresh()
+        self._back_off(partition)
+
+    def _refuse(self, partition: TopicPartition, error: KafkaError) -> None:
+        """Have the next poll raise the error. A program that polls on after it does not fetch again before a wait:
+        these were hundreds of requests a second.
+        """
+        self._buffer.errors[partition] = error
         self._back_off(partition)
 
     def _back_off(self, partition: TopicPartition, wait_ms: float | None = None) -> None:

@@ -112,6 +112,9 @@ class PositionValidator:
             if settled_count < len(partitions):
                 self._cluster.request_refresh()
                 await asyncio.sleep(self._cluster.retry_backoff.wait_ms(failures + 1) / 1000)
+            elif any(map(self._fetcher.has_error, partitions)):
+                # A program that polls on after the error: the leader is not asked again at once.
+                await asyncio.sleep(self._config.retry_backoff_ms / 1000)
         finally:
             self._validating.difference_update(led)
             self._on_update()

@@ -1,0 +1,70 @@
+"""A program that logs an error and polls on: the consumer asks the broker again after a wait, not in each poll."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.patience import PATIENCE_S
+from tests.unit.client.fake_broker import FakeCluster
+from tests.unit.client.test_consumer import T0, consumer, fill, read
+from tests.unit.client.test_consumer_leader_epochs import NO_DIVERGENCE_IN_FETCH, elect_uncleanly
+from tidelog.client import Consumer
+from tidelog.protocol.batches.records import encode_batch
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
+from tidelog.protocol.messages.offset_for_leader_epoch import OffsetForLeaderEpochRequest
+
+BACKOFF_MS = 200
+
+
+async def poll_through_errors(consuming: Consumer, count: int) -> tuple[float, set[ErrorCode]]:
+    """Poll until so many polls have raised. Returns the seconds that they took."""
+    loop = asyncio.get_running_loop()
+    began_s, codes = loop.time(), list[ErrorCode]()
+    async with asyncio.timeout(PATIENCE_S):
+        while len(codes) < count:
+            try:
+                await consuming.poll(1000)
+            except KafkaError as error:
+                codes.append(error.code)
+    return loop.time() - began_s, set(codes)
+
+
+@pytest.mark.parametrize("problem", ["no such offset", "a damaged batch", "refused"])
+async def test_a_partition_that_cannot_be_fetched_is_fetched_again_after_the_backoff(problem: str) -> None:
+    async with FakeCluster(t=1) as cluster:
+        batch = bytearray(encode_batch([(1000, None, b"v", ())]))
+        batch[-1] ^= 1
+        cluster.topics["t"][0].append(bytes(batch))
+        refusal = PartitionData(partition_index=0, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        topic = FetchableTopicResponse(topic="t", topic_id=cluster.ids["t"], partitions=[refusal])
+        if problem == "refused":
+            cluster.script(FetchRequest, *[lambda request, node: FetchResponse(responses=[topic])] * 100)
+        async with consumer(cluster, auto_offset_reset="none", retry_backoff_ms=BACKOFF_MS) as consuming:
+            consuming.assign([T0])
+            consuming.seek(T0, 7 if problem == "no such offset" else 0)
+            took_s, codes = await poll_through_errors(consuming, 4)
+            assert took_s >= 3 * BACKOFF_MS / 1000
+            assert len(codes) == 1
+
+
+@pytest.mark.parametrize("versions", [{}, NO_DIVERGENCE_IN_FETCH])
+async def test_a_leader_without_the_records_before_the_position_is_asked_again_after_the_backoff(
+    versions: dict[int, tuple[int, int]],
+) -> None:
+    async with FakeCluster(nodes=2, t=1) as cluster:
+        cluster.versions = dict(versions)
+        fill(cluster, "t", 0, 9)
+        async with consumer(cluster, auto_offset_reset="none", retry_backoff_ms=BACKOFF_MS) as consuming:
+            consuming.assign([T0])
+            consuming.seek(T0, 0)
+            await read(consuming, 9)
+            elect_uncleanly(cluster, 2, 3, 12)
+            took_s, codes = await poll_through_errors(consuming, 4)
+            assert took_s >= 3 * BACKOFF_MS / 1000
+            assert codes == {ErrorCode.OFFSET_OUT_OF_RANGE}
+            assert len(cluster.sent(OffsetForLeaderEpochRequest)) <= 6
+            consuming.seek(T0, 3)
+            assert await read(consuming, 12) == list(range(3, 15))
