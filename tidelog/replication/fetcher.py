@@ -162,7 +162,7 @@ class ReplicaFetchers:
             self._watchdog = self.loop.call_later(self.settings.request_timeout_ms / 2000, self._watch)
 
     def _watch(self) -> None:
-        """One coarse deadline for all links: a link with no response between two checks, and without 64 KiB more of
+        """One coarse deadline for all links: a link with no response between two checks, and without 16 KiB more of
         the present one, is closed at the second.
         """
         self._watchdog = None

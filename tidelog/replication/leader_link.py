@@ -24,6 +24,7 @@ from tidelog.protocol.hot_replication import (
     decode_one_fetched,
     partition_answered,
 )
+from tidelog.replication.answer_size import ARRIVING_BYTES
 from tidelog.replication.backoff import Backoff, pause_ms
 from tidelog.replication.followed_partition import NOT_REQUESTED, FollowedPartition, Key
 from tidelog.replication.follower import (
@@ -69,9 +70,6 @@ RESUME_MS: Final = 10.0
 FREED_MS: Final = 400.0
 # A leader may learn of its election later than its follower, so only lasting failures are logged at INFO.
 FAILURES_BEFORE_INFO: Final = 5
-# So many more bytes of an answer between two looks show that a slow link still brings it. A request for the same bytes
-# on a new connection would arrive no sooner: the replica would fetch them without end.
-ARRIVING_BYTES: Final = 64 * 1024
 EPOCH_MAX: Final = 2**31 - 1
 _OFFSET = Struct(">q")
 

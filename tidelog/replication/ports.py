@@ -46,12 +46,21 @@ class PeerUnreachable(Exception):
 class Exchange(Protocol):
     """Send one request, get its response. Raises PeerUnreachable.
 
+    A response that goes on arriving may take longer than the timeout. `on_arriving` is called as it goes on.
+
     Requests of one (endpoint, lane) share a connection and are answered in order. A request that may wait at the other
     end (a long poll) has a lane of its own.
     """
 
     def __call__(
-        self, endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = ""
+        self,
+        endpoint: Endpoint,
+        request: Any,
+        version: int,
+        *,
+        timeout_ms: int,
+        lane: str = "",
+        on_arriving: Callable[[], None] | None = None,
     ) -> Awaitable[Any]: ...
 
 

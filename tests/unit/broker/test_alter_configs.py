@@ -375,7 +375,7 @@ async def elsewhere(services: Services) -> AsyncIterator[Services]:
     here = services.controller_channel
 
     async def exchange(
-        endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = ""
+        endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = "", on_arriving: Any = None
     ) -> EnvelopeResponse:
         return EnvelopeResponse(response_data=await at_controller.embedded(bytes(request.request_data), "127.0.0.1"))
 

@@ -19,10 +19,11 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.stream_server import Serve, StreamServer
 from tidelog.broker.network import channel
-from tidelog.broker.network.channel import BUFFER_INITIAL_BYTES, Channel, Channels
+from tidelog.broker.network.channel import BUFFER_INITIAL_BYTES, FRAME_BYTES_MAX, Channel, Channels
 from tidelog.protocol.errors import MalformedMessage
-from tidelog.protocol.messages.api_versions import ApiVersionsResponse
+from tidelog.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
+from tidelog.replication.answer_size import ARRIVING_BYTES
 from tidelog.replication.ports import Endpoint, PeerUnreachable, PortState
 
 HEARTBEAT = 63
@@ -127,6 +128,73 @@ async def test_the_arrived_bytes_are_those_of_an_answer_that_is_not_whole() -> N
     assert len(taken) == 3
     link.close()
     await link.closed()
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_an_answer_that_goes_on_arriving_is_awaited_longer_than_the_timeout(is_whole: bool) -> None:
+    body = ApiVersionsResponse(api_keys=[ApiVersion()] * (2 * ARRIVING_BYTES)).encode(0)  # 12 times as many bytes
+
+    async def answer_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        correlation_id, _ = await read_request(reader)
+        frame = struct.pack(">ii", len(body) + 4, correlation_id) + body
+        for position in range(0, len(frame) if is_whole else len(frame) // 2, ARRIVING_BYTES):
+            writer.write(frame[position : position + ARRIVING_BYTES])
+            await asyncio.sleep(0.2)
+        await read_request(reader)
+
+    loop = asyncio.get_running_loop()
+    marks: list[float] = []
+    async with peer(answer_slowly) as endpoint:
+        channels = Channels(loop, "tidelog-1")
+        began_s = loop.time()
+        exchange = channels.exchange(
+            endpoint, ApiVersionsRequest(), 0, timeout_ms=1000, on_arriving=lambda: marks.append(loop.time())
+        )
+        if is_whole:
+            await asyncio.wait_for(exchange, PATIENCE_S)
+            assert loop.time() - began_s > 1
+        else:
+            with pytest.raises(PeerUnreachable, match="no answer within 1000 ms"):
+                await asyncio.wait_for(exchange, PATIENCE_S)
+            assert loop.time() - marks[-1] > 0.9
+        assert marks
+        await channels.close()
+
+
+async def test_no_answer_is_awaited_for_ever_because_it_goes_on_arriving(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "ARRIVING_TIMEOUTS_MAX", 4)
+
+    async def answer_without_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        correlation_id, _ = await read_request(reader)
+        writer.write(struct.pack(">ii", FRAME_BYTES_MAX, correlation_id))
+        while not writer.is_closing():
+            writer.write(bytes(ARRIVING_BYTES))
+            await asyncio.sleep(0.02)
+
+    async with peer(answer_without_end) as endpoint:
+        channels = Channels(asyncio.get_running_loop(), "tidelog-1")
+        with pytest.raises(PeerUnreachable, match="no answer within 200 ms"):
+            await asyncio.wait_for(channels.exchange(endpoint, ApiVersionsRequest(), 0, timeout_ms=200), PATIENCE_S)
+        await channels.close()
+
+
+async def test_an_answer_behind_one_that_goes_on_arriving_is_lost_in_time() -> None:
+    async def answer_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        correlation_id, _ = await read_request(reader)
+        writer.write(struct.pack(">ii", 100 * ARRIVING_BYTES, correlation_id))
+        for _ in range(99):
+            writer.write(bytes(ARRIVING_BYTES))
+            await asyncio.sleep(0.05)
+
+    async with peer(answer_slowly) as endpoint:
+        channels = Channels(asyncio.get_running_loop(), "tidelog-1")
+        first = asyncio.create_task(channels.exchange(endpoint, ApiVersionsRequest(), 0, timeout_ms=1000))
+        await asyncio.sleep(0)
+        with pytest.raises(PeerUnreachable, match="no answer within 300 ms"):
+            await asyncio.wait_for(channels.exchange(endpoint, ApiVersionsRequest(), 0, timeout_ms=300), PATIENCE_S)
+        with pytest.raises(PeerUnreachable, match="no answer in time"):
+            await asyncio.wait_for(first, PATIENCE_S)
+        await channels.close()
 
 
 async def test_who_waits_is_told_once_when_the_connection_breaks() -> None:

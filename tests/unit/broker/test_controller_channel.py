@@ -53,7 +53,14 @@ class Controller:
         raise AssertionError("it is another node")
 
     async def _exchange(
-        self, endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = ""
+        self,
+        endpoint: Endpoint,
+        request: Any,
+        version: int,
+        *,
+        timeout_ms: int,
+        lane: str = "",
+        on_arriving: Any = None,
     ) -> Any:
         self.asked.append(endpoint)
         self.lanes.append(lane)

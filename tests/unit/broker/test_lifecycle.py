@@ -39,7 +39,16 @@ class ActiveController:
         self.next_epoch = 10
         self.is_there = True
 
-    async def exchange(self, endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = "") -> Any:
+    async def exchange(
+        self,
+        endpoint: Endpoint,
+        request: Any,
+        version: int,
+        *,
+        timeout_ms: int,
+        lane: str = "",
+        on_arriving: Any = None,
+    ) -> Any:
         await asyncio.sleep(0)
         if not self.is_there:
             raise PeerUnreachable("gone", refused=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.replication.replicas import FakeLink, Replicas
-from tidelog.replication.leader_link import ARRIVING_BYTES
+from tidelog.replication.answer_size import ARRIVING_BYTES
 
 LOOK_MS = 15_000
 """Half of `replica.socket.timeout.ms`."""

@@ -186,7 +186,7 @@ CLUSTER: tuple[Row, ...] = (
     ("replica.socket.receive.buffer.bytes", INT, "65536", ANY, READ_ONLY,
      "Receive buffer of the connections that followers fetch over."),
     ("replica.socket.timeout.ms", INT, "30000", ANY, READ_ONLY,
-     "How long a follower waits for an answer, or 64 KiB more of it; at least replica.fetch.wait.max.ms."),
+     "How long a follower waits for an answer, or 16 KiB more of it; at least replica.fetch.wait.max.ms."),
     ("replication.quota.window.num", INT, "11", at_least(1), READ_ONLY,
      "How many samples are kept to measure the rate of replication."),
     ("replication.quota.window.size.seconds", INT, "1", at_least(1), READ_ONLY,

@@ -23,6 +23,7 @@ from typing import Any, cast
 from tidelog.protocol.api import request_header_version, response_header_version
 from tidelog.protocol.errors import MalformedMessage
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest
+from tidelog.replication.answer_size import ARRIVING_BYTES
 from tidelog.replication.ports import Endpoint, OnResponse, PeerUnreachable, PortState
 
 BUFFER_INITIAL_BYTES = 64 * 1024
@@ -33,6 +34,9 @@ CHANNELS_MAX = 1024
 CONNECT_TIMEOUT_S = 10.0
 API_VERSIONS_VERSION = 3
 ANSWER_TIMEOUT_MS = 10_000
+# An answer that goes on arriving is awaited for so many timeouts, and looked at so often within one.
+ARRIVING_TIMEOUTS_MAX = 64
+LOOKS = 4
 # A connection with this many unanswered `sign_of_life` requests is replaced: a full one would look like a refusal.
 LIFE_UNANSWERED_MAX = 8
 
@@ -153,6 +157,10 @@ class Channel(asyncio.BufferedProtocol):
     @property
     def arrived_bytes(self) -> int:
         return self._end - self._start
+
+    def arrived_bytes_for(self, on_response: OnResponse) -> int:
+        """`arrived_bytes`; 0 if the present answer is another request's."""
+        return self.arrived_bytes if self._open and self._open[0][2] is on_response else 0
 
     def close(self) -> None:
         self.give_up("closed")
@@ -303,10 +311,20 @@ class Channels:
         self._links[channel] = None
         return channel
 
-    async def exchange(self, endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = "") -> Any:
+    async def exchange(
+        self,
+        endpoint: Endpoint,
+        request: Any,
+        version: int,
+        *,
+        timeout_ms: int,
+        lane: str = "",
+        on_arriving: Callable[[], None] | None = None,
+    ) -> Any:
         """Send a request and await its response. Raises PeerUnreachable.
 
-        After a timeout the lane's connection is closed, because the late answer would break the order.
+        After a timeout the lane's connection is closed, because the late answer would break the order. It
+        begins anew with each `ARRIVING_BYTES` of the answer: one batch may be more than a slow link brings in time.
         """
         channel = self._channel(endpoint, lane)
         future: asyncio.Future[bytes] = self._loop.create_future()
@@ -320,17 +338,37 @@ class Channels:
                 future.set_result(bytes(body))
 
         channel.request(type(request).API_KEY, version, request.encode(version), answered)
+        arrived_bytes = partial(channel.arrived_bytes_for, answered)
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                body = await future
-        except TimeoutError:
-            channel.give_up("no answer in time")
-            raise PeerUnreachable(f"{endpoint}: no answer within {timeout_ms} ms") from None
+            await self._wait(future, timeout_ms / 1000, arrived_bytes, on_arriving)
+            if not future.done():
+                channel.give_up("no answer in time")
+                raise PeerUnreachable(f"{endpoint}: no answer within {timeout_ms} ms")
+        finally:
+            future.cancel()
         try:
-            return response_type(type(request)).decode(body, version)
+            return response_type(type(request)).decode(future.result(), version)
         except MalformedMessage as error:
             channel.give_up(str(error))
             raise PeerUnreachable(f"{endpoint}: {error}") from None
+
+    async def _wait(
+        self,
+        future: asyncio.Future[bytes],
+        timeout_s: float,
+        arrived_bytes: Callable[[], int],
+        on_arriving: Callable[[], None] | None,
+    ) -> None:
+        """Wait for the answer until no `ARRIVING_BYTES` of it have come for a timeout."""
+        now_s = self._loop.time()
+        due_s, end_s, seen_bytes = now_s + timeout_s, now_s + timeout_s * ARRIVING_TIMEOUTS_MAX, 0
+        while not future.done() and now_s < due_s:
+            await asyncio.wait([future], timeout=min(timeout_s / LOOKS, due_s - now_s))
+            now_s = self._loop.time()
+            if arrived_bytes() - seen_bytes >= ARRIVING_BYTES:
+                seen_bytes, due_s = arrived_bytes(), min(now_s + timeout_s, end_s)
+                if on_arriving is not None:
+                    on_arriving()
 
     def _channel(self, endpoint: Endpoint, lane: str) -> Channel:
         channel = self._channels.pop((endpoint, lane), None)

@@ -538,6 +538,7 @@ class RaftNode:
                 wire.VERSIONS[type(ask)],
                 timeout_ms=timeout_ms,
                 lane="raft-" + lane_of(ask),
+                on_arriving=lambda: self.raft.on_arriving(send, self.now_ms()),
             )
             answer = wire.answer_of(ask, response)
         except PeerUnreachable as error:

@@ -140,6 +140,7 @@ class QuorumService:
             bytes_max = min(request.max_bytes, request.topics[0].partitions[0].partition_max_bytes)
             answer = await self._with_records(ask, answer, min(bytes_max, node.settings.fetch_bytes_max))
         await node.persisted()
+        leading.on_sending(node.raft, ask.replica, len(answer.records), node.now_ms())
         return wire.fetch_response(answer, node.log.start_offset, version)
 
     async def _fetch_for_repair(self, ask: FetchAsk, request: FetchRequest, version: int) -> FetchResponse:
@@ -275,6 +276,7 @@ class QuorumService:
                 answer = answer._replace(size_bytes=part[0], position=ask.position, data=part[1])
         node.drive()
         await node.persisted()
+        leading.on_sending(raft, ask.replica, len(answer.data), node.now_ms())
         return wire.snapshot_response(answer, ask.snapshot, version)
 
     # -- description of the quorum -----------------------------------------------------------------------------------

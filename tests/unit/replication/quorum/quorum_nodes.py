@@ -238,7 +238,15 @@ class Quorum:
             write_initial_voters(OsDisk(), str(self.path / str(node_id)), voters, 0)
 
     async def exchange(
-        self, source: int, target: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = ""
+        self,
+        source: int,
+        target: Endpoint,
+        request: Any,
+        version: int,
+        *,
+        timeout_ms: int,
+        lane: str = "",
+        on_arriving: Callable[[], None] | None = None,
     ) -> Any:
         """Through bytes, as the network does it."""
         kind = type(request)

@@ -20,15 +20,13 @@ class LosingQuorum(Quorum):
 
     lost_before = lost_after = updates = 0
 
-    async def exchange(
-        self, source: int, target: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = ""
-    ) -> Any:
+    async def exchange(self, source: int, target: Endpoint, request: Any, version: int, **options: Any) -> Any:
         is_update = isinstance(request, UpdateRaftVoterRequest)
         self.updates += is_update
         if is_update and self.lost_before:
             self.lost_before -= 1
             raise PeerUnreachable("no answer in time")
-        response = await super().exchange(source, target, request, version, timeout_ms=timeout_ms, lane=lane)
+        response = await super().exchange(source, target, request, version, **options)
         if is_update and self.lost_after:
             self.lost_after -= 1
             raise PeerUnreachable("no answer in time")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, endpoint, response_type, stop_all, until
-from tidelog.replication.answer_size import HALVINGS_MAX, AnswerSize
+from tests.unit.replication.quorum.quorum_nodes import THREE, Member, Quorum, endpoint, response_type, stop_all, until
+from tidelog.replication.answer_size import ARRIVING_BYTES, HALVINGS_MAX, AnswerSize
 from tidelog.replication.ports import Endpoint, PeerUnreachable
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
 
@@ -20,19 +21,30 @@ VALUES = [bytes([number]) * 20_000 for number in range(60)]
 
 
 class SlowQuorum(Quorum):
-    """Answers to the node FAR take their time."""
+    """Answers to the slow nodes take their time. One that goes on arriving is awaited, as by `Channels.exchange`."""
 
-    async def exchange(
-        self, source: int, target: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = ""
-    ) -> Any:
-        response = await super().exchange(source, target, request, version, timeout_ms=timeout_ms, lane=lane)
-        if source == FAR:
-            size_bytes = len(response.encode(version))
-            await asyncio.sleep(min(size_bytes / BYTES_PER_S, timeout_ms / 1000))
-            if size_bytes / BYTES_PER_S > timeout_ms / 1000:
+    slow: Container[int] = (FAR,)
+    bytes_per_s = BYTES_PER_S
+
+    async def exchange(self, source: int, target: Endpoint, request: Any, version: int, **options: Any) -> Any:
+        response = await super().exchange(source, target, request, version, **options)
+        assert type(response) is response_type(request)
+        left_bytes = len(response.encode(version)) if source in self.slow else 0
+        timeout_s = options["timeout_ms"] / 1000
+        while left_bytes > 0:
+            piece_s = min(left_bytes, ARRIVING_BYTES) / self.bytes_per_s
+            await asyncio.sleep(min(piece_s, timeout_s))
+            if piece_s > timeout_s:
                 raise PeerUnreachable("no answer in time")
-            assert type(response) is response_type(request)
+            left_bytes -= ARRIVING_BYTES
+            if left_bytes > 0:
+                options["on_arriving"]()
         return response
+
+
+def member(quorum: Quorum, node_id: int, *, can_vote: bool = True) -> Member:
+    times: dict[str, Any] = {"request_timeout_ms": TIMEOUT_MS, "fetch_timeout_ms": TIMEOUT_MS, "fetch_wait_ms": 50}
+    return Member(quorum, node_id, can_vote=can_vote, **times)
 
 
 @pytest.mark.parametrize("as_snapshot", [False, True])
@@ -50,10 +62,42 @@ def test_a_node_behind_a_slow_link_learns_all_metadata(tmp_path: Path, as_snapsh
                 leader.raft.write_snapshot(VALUES[:count], identity, 7, 8)
                 leader.raft.snapshot_written(identity)
             assert leader.raft.log.start_offset == last
-        far = await Member(
-            quorum, FAR, can_vote=False, request_timeout_ms=TIMEOUT_MS, fetch_timeout_ms=TIMEOUT_MS, fetch_wait_ms=50
-        ).start()
+        far = await member(quorum, FAR, can_vote=False).start()
         await far.listener.has(VALUES)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("slow", [(1, 2, 3), (2, 3), (3,)])
+def test_one_large_batch_comes_to_voters_behind_slow_links(tmp_path: Path, slow: tuple[int]) -> None:
+    """It takes ten times as long as a leader is awaited. There was a new leader each few seconds, without end."""
+
+    async def run() -> None:
+        quorum = SlowQuorum(tmp_path, THREE, segment_bytes=1 << 22)
+        quorum.bytes_per_s = 400_000
+        members = [await member(quorum, node_id).start() for node_id in THREE]
+        (leader,) = await until(lambda: quorum.leaders)
+        quorum.slow = slow
+        last = leader.raft.append(VALUES, 0)
+        await until(lambda: all(each.raft.high_watermark > last for each in members))
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_a_leader_that_sends_a_large_answer_is_lost_once_nothing_of_it_arrives(tmp_path: Path) -> None:
+    async def run() -> None:
+        quorum = SlowQuorum(tmp_path, THREE, segment_bytes=1 << 22)
+        quorum.bytes_per_s = 40_000  # no 16 KiB within the timeout
+        members = [await member(quorum, node_id).start() for node_id in THREE]
+        (leader,) = await until(lambda: quorum.leaders)
+        leader.raft.append(VALUES, 0)
+        quorum.slow = THREE
+        quorum.hung.add(leader.node_id)
+        others = [each for each in members if each is not leader]
+        await until(lambda: any(each.raft.is_leader for each in others))
+        await until(lambda: not leader.raft.is_leader)
         await stop_all(quorum)
 
     asyncio.run(run())
@@ -66,6 +110,9 @@ def test_the_size_follows_what_the_link_brings() -> None:
         size.on_lost()
     assert size.limit(1 << 20) == 1 << 17
     size.on_answer(1500, is_large=True)
+    size.on_answer(2500, is_large=False)  # it went on arriving
+    assert size.limit(1 << 20) == 1 << 16
+    size.on_answer(400, is_large=True)
     size.on_answer(10, is_large=False)
     assert size.limit(1 << 20) == 1 << 17
     for _ in range(4):

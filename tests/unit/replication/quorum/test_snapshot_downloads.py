@@ -45,13 +45,11 @@ class HaltingQuorum(Quorum):
     def halt(self, halted: Member) -> None:
         self.halted, self.first_came, self.may_go_on = halted.node_id, asyncio.Event(), asyncio.Event()
 
-    async def exchange(
-        self, source: int, target: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = ""
-    ) -> Any:
+    async def exchange(self, source: int, target: Endpoint, request: Any, version: int, **options: Any) -> Any:
         is_of_halted = source == self.halted and isinstance(request, FetchSnapshotRequest)
         if is_of_halted and self.first_came.is_set():
             await self.may_go_on.wait()
-        response = await super().exchange(source, target, request, version, timeout_ms=timeout_ms, lane=lane)
+        response = await super().exchange(source, target, request, version, **options)
         if is_of_halted:
             self.first_came.set()
         return response

@@ -28,6 +28,8 @@ class ReplicaProgress:
     last_fetch_ms: float = -1.0
     last_caught_up_ms: float = -1.0
     leader_end_at_fetch: int = -1
+    receives_until_ms: float = -1.0
+    """For so long the answer to its last fetch may go on arriving over a slow link."""
 
     def fetched(self, end_offset: int, leader_end_offset: int, now_ms: float) -> None:
         """Record a fetch. The replica is caught up if it has the whole log, or the log as of its previous fetch."""

@@ -121,6 +121,14 @@ def on_fetch_failure(raft: RaftReplica, peer: Peer, failures: int, refused: bool
             leader_is_gone(raft, now_ms)
 
 
+def on_arriving(raft: RaftReplica, peer: Peer, now_ms: float) -> None:
+    """A large answer goes on arriving over a slow link."""
+    state = raft.state
+    if isinstance(state, Follower) and peer.id == raft.leader_id and not state.is_gone:
+        state.has_fetched = True
+        state.give_up_at_ms = now_ms + raft.settings.fetch_timeout_ms
+
+
 def on_fetch_answer(raft: RaftReplica, peer: Peer, ask: FetchAsk, answer: FetchAnswer, now_ms: float) -> None:
     state = raft.state
     if not isinstance(state, Follower):

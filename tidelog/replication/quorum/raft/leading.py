@@ -10,12 +10,16 @@ from __future__ import annotations
 from typing import Final
 
 from tidelog.protocol.errors import ErrorCode
+from tidelog.replication.answer_size import ARRIVING_BYTES
 from tidelog.replication.quorum.raft.messages import BeginAsk, FetchAnswer, FetchAsk, Peer, SnapshotAsk, WakeFetches
 from tidelog.replication.quorum.raft.replica import NEVER, RaftReplica
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
 from tidelog.replication.quorum.raft.state import Leader, LogView
+from tidelog.replication.quorum.raft.voters import ReplicaKey
 
 CHECK_QUORUM_FACTOR: Final = 1.5  # of the fetch timeout: Kafka's CHECK_QUORUM_TIMEOUT_FACTOR
+# For how many fetch timeouts a voter may receive one answer.
+RECEIVES_TIMEOUTS_MAX: Final = 64
 BOOTSTRAP_SNAPSHOT: Final = SnapshotId(0, 0)
 
 
@@ -91,9 +95,23 @@ def _make_known(raft: RaftReplica, state: Leader, now_ms: float) -> None:
             raft.send(peer, BeginAsk(raft.epoch, raft.own.id, replica.key, endpoint), now_ms)
 
 
-def on_begin_answer(raft: RaftReplica, peer: Peer, error: int, now_ms: float) -> None:
-    if isinstance(raft.state, Leader):
-        raft.state.silent_until_ms[peer.id] = now_ms + raft.settings.fetch_timeout_ms / 2
+def on_begin_answer(raft: RaftReplica, peer: Peer, key: ReplicaKey, error: int, now_ms: float) -> None:
+    """A voter that still receives the answer to its last fetch follows this leader, though it fetches later."""
+    state = raft.state
+    if not isinstance(state, Leader):
+        return
+    state.silent_until_ms[peer.id] = now_ms + raft.settings.fetch_timeout_ms / 2
+    replica = state.progress.find(key)
+    if error == ErrorCode.NONE and replica is not None and now_ms < replica.receives_until_ms:
+        state.progress.on_contact(key, now_ms)
+
+
+def on_sending(raft: RaftReplica, key: ReplicaKey, size_bytes: int, now_ms: float) -> None:
+    """The replica gets an answer with so many bytes of the log or of a snapshot."""
+    replica = raft.state.progress.find(key) if isinstance(raft.state, Leader) else None
+    if replica is not None:
+        timeouts = min(size_bytes // ARRIVING_BYTES, RECEIVES_TIMEOUTS_MAX)
+        replica.receives_until_ms = now_ms + timeouts * raft.settings.fetch_timeout_ms
 
 
 def on_commit(raft: RaftReplica) -> None:

@@ -145,7 +145,7 @@ class Raft(RaftReplica):
             if self.state is before:
                 candidacy.on_vote_answer(self, peer, ask, answer, now_ms)
         elif isinstance(ask, BeginAsk):
-            leading.on_begin_answer(self, peer, answer.error, now_ms)
+            leading.on_begin_answer(self, peer, ask.voter, answer.error, now_ms)
         elif isinstance(ask, EndAsk):
             if isinstance(self.state, Resigned):
                 self.state.unaware.discard(peer.id)
@@ -155,6 +155,11 @@ class Raft(RaftReplica):
             following.on_snapshot_answer(self, peer, ask, answer, now_ms)
         else:
             following.on_update_answer(self, peer, now_ms)
+
+    def on_arriving(self, send: Send, now_ms: float) -> None:
+        """More of the answer to a large fetch has come: the leader lives."""
+        if self.requests.is_open(send.peer.id, lane_of(send.ask), send.number):
+            following.on_arriving(self, send.peer, now_ms)
 
     def on_failure(self, send: Send, refused: bool, now_ms: float) -> None:
         """The request has got no answer. `refused`: the peer's port refused the connection."""

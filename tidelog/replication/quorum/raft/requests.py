@@ -46,6 +46,11 @@ class Requests:
         lane_state.number = self._last_number
         return self._last_number
 
+    def is_open(self, peer_id: int, lane: str, number: int) -> bool:
+        """Whether the request is neither answered nor dropped."""
+        lane_state = self._lanes.get((peer_id, lane))
+        return lane_state is not None and lane_state.number == number
+
     def done(self, peer_id: int, lane: str, number: int) -> bool:
         """The request is answered. Returns False if it was dropped before."""
         lane_state = self._lanes.get((peer_id, lane))
