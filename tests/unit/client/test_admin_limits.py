@@ -105,6 +105,17 @@ async def test_a_call_that_waits_for_a_missing_topic_in_vain_names_the_topic(cal
         assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+async def test_a_missing_topic_holds_back_no_other():
+    missing = TopicPartition("missing", 0)
+    async with FakeCluster(t=1) as cluster, admin(cluster) as administrator:
+        with pytest.raises(PartitionErrors, match="topic 'missing' did not come into the metadata") as caught:
+            await administrator.describe_producers([missing, T0])
+        assert set(caught.value.answers) == {T0}
+        assert {partition: error.code for partition, error in caught.value.errors.items()} == {
+            missing: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        }
+
+
 async def test_a_change_without_an_answer_may_be_under_way():
     async with FakeCluster(t=1) as cluster, admin(cluster, request_timeout_ms=30_000) as administrator:
         cluster.script(CreateTopicsRequest, later)

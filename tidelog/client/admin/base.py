@@ -28,7 +28,7 @@ CREATION_SPREADS_MS = 10_000
 """How long a broker may not know a topic that this client has created."""
 
 WAIT_SHARE = 0.9
-"""The share of a call's limit for which it waits for topics that the metadata does not have, and for leaders."""
+"""The share of a call's limit for which it waits for leaders, also of topics that the metadata does not have."""
 
 Result = TypeVar("Result")
 Key = TypeVar("Key")
@@ -122,17 +122,14 @@ class AdminBase:
         assert self._cluster is not None
         return self._cluster
 
-    async def _await_topics(self, cluster: Cluster, names: Iterable[str]) -> None:
-        """Wait until the metadata has these topics, in a call that is `in_one_limit`.
-
-        Raises KafkaError, such as UNKNOWN_TOPIC_OR_PARTITION: a little before that limit, which knows no cause.
-        """
+    async def _await_topics(self, cluster: Cluster, names: Iterable[str], deadline: float) -> None:
+        """Wait until the metadata tells of these topics, also that one does not exist, or until `deadline`."""
         loop = asyncio.get_running_loop()
-        deadline = self._deadline(WAIT_SHARE)
         topics = set(names)
         cluster.track(topics)  # so that one request asks for all of them
-        for name in topics:
-            await cluster.topic(name, (deadline - loop.time()) * 1000)
+        while any(name not in cluster.metadata.topics for name in topics):
+            if not await cluster.wait_for_metadata((deadline - loop.time()) * 1000):
+                return
 
     def _timeout_ms(self, timeout_ms: int | None) -> int:
         """The time that a broker has for a request."""

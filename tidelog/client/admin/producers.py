@@ -10,7 +10,7 @@ from tidelog.client.arguments import as_partitions
 from tidelog.client.model import PartitionErrors, ProducerState, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.leaders import ask_leaders
-from tidelog.client.network.offsets import raise_for_missing_partitions
+from tidelog.client.network.offsets import no_leader, raise_for_missing_partitions
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_producers import (
     DescribeProducersRequest,
@@ -61,14 +61,15 @@ class ProducersAdmin(AdminBase):
     ) -> dict[TopicPartition, Answer]:
         """The answers of the leaders of these partitions, all asked at the same time, in a call that is `in_one_limit`.
 
-        Only partitions with a retriable error are asked for again, also where others are refused, as in Java. Raises
-        KafkaError, PartitionErrors where leaders fail: a little before that limit, which knows no answers.
+        Only partitions with a retriable error are asked for again, also where others are refused, as in Java. A topic
+        that the metadata lacks holds back only its own partitions. Raises KafkaError, PartitionErrors where leaders
+        fail: a little before that limit, which knows no answers.
         """
         targets = list(partitions)
         deadline = self._deadline(WAIT_SHARE)
         cluster = await self._connected_cluster()
         refreshes_before = cluster.refreshes_begun
-        await self._await_topics(cluster, (partition.topic for partition in targets))
+        await self._await_topics(cluster, (partition.topic for partition in targets), deadline)
         answers: dict[TopicPartition, Answer] = {}
         errors: dict[TopicPartition, KafkaError] = {}
         refused: dict[TopicPartition, KafkaError] = {}
@@ -80,7 +81,7 @@ class ProducersAdmin(AdminBase):
                 for partition in led:
                     try:
                         raise_for_missing_partitions(cluster, [partition], refreshes_before)
-                        errors[partition] = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
+                        errors[partition] = no_leader(cluster, partition)
                         again.append(partition)
                     except KafkaError as error:
                         refused[partition] = error

@@ -117,30 +117,29 @@ async def list_offsets_once(
         if error is not None:
             raise error
     raise_for_missing_partitions(cluster, leaderless, refreshes_before)
-    errors.update({each: _no_leader(cluster, each) for each in leaderless})
+    errors.update({each: no_leader(cluster, each) for each in leaderless})
     return errors
 
 
-def _no_leader(cluster: Cluster, partition: TopicPartition) -> KafkaError:
+def no_leader(cluster: Cluster, partition: TopicPartition) -> KafkaError:
     """Why the metadata has no leader of this partition: its topic may not exist."""
     topic = cluster.metadata.topics.get(partition.topic)
     if topic is not None and topic.error is not ErrorCode.NONE:
-        return KafkaError(topic.error, f"topic {partition.topic!r}")
+        return KafkaError(topic.error, f"topic {partition.topic!r} did not come into the metadata in time")
     return KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
 
 
 def raise_for_missing_partitions(cluster: Cluster, leaderless: Iterable[TopicPartition], refreshes_before: int) -> None:
     """Raise for unusable topics and for partition numbers beyond the topic's: waiting does not
-    help. Metadata of the first `refreshes_before` refreshes may lack partitions that were added since.
+    help. Metadata of the first `refreshes_before` refreshes may lack what was added or allowed since.
     """
     for topic, number in leaderless:
         metadata = cluster.metadata.topics.get(topic)
-        if metadata is None:
+        if metadata is None or cluster.metadata_refresh <= refreshes_before:
             continue
         if metadata.error is not ErrorCode.NONE and not metadata.error.retriable:
             raise KafkaError(metadata.error, f"topic {topic!r}")
-        is_fresh = cluster.metadata_refresh > refreshes_before
-        if metadata.is_usable and is_fresh and number >= len(metadata.partitions):
+        if metadata.is_usable and number >= len(metadata.partitions):
             count = len(metadata.partitions)
             raise KafkaError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
