@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
 from tests.patience import PATIENCE_S
-from tests.unit.client.fake_broker import FakeCluster
+from tests.unit.client.fake_broker import FakeCluster, FakeNode
 from tests.unit.client.test_consumer import T0, consumer, fill, read
 from tests.unit.client.test_consumer_leader_epochs import NO_DIVERGENCE_IN_FETCH, elect_uncleanly
-from tidelog.client import Consumer
+from tidelog.client import Consumer, TopicPartition
 from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
+from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from tidelog.protocol.messages.offset_for_leader_epoch import OffsetForLeaderEpochRequest
 
 BACKOFF_MS = 200
@@ -68,3 +70,40 @@ async def test_a_leader_without_the_records_before_the_position_is_asked_again_a
             assert len(cluster.sent(OffsetForLeaderEpochRequest)) <= 6
             consuming.seek(T0, 3)
             assert await read(consuming, 12) == list(range(3, 15))
+
+
+@pytest.mark.parametrize("missing", [TopicPartition("t", 7), TopicPartition("gone", 0), TopicPartition("refused", 0)])
+async def test_an_assigned_partition_that_stays_missing_is_asked_for_later_and_later(missing: TopicPartition) -> None:
+    """Its position has to be looked up: that cost ten refreshes of the metadata each second."""
+
+    def refuse(request: MetadataRequest, node: FakeNode) -> MetadataResponse:
+        answer = node.on_metadata(request)
+        assert isinstance(answer, MetadataResponse)
+        for topic in answer.topics:
+            if topic.name == "refused":
+                topic.error_code, topic.partitions = ErrorCode.TOPIC_AUTHORIZATION_FAILED, []
+        return answer
+
+    async with FakeCluster(t=1, refused=1) as cluster:
+        cluster.script(MetadataRequest, *[refuse] * 10_000)
+        fill(cluster, "t", 0, 3)
+        options = {"retry_backoff_max_ms": 1000, "allow_auto_create_topics": False}
+        async with consumer(cluster, **options) as consuming:
+            consuming.assign([T0, missing])
+            values = list[bytes | None]()
+
+            async def poll_for(seconds: float) -> int:
+                """The requests for metadata meanwhile."""
+                began_with = len(cluster.sent(MetadataRequest))
+                until_s = asyncio.get_running_loop().time() + seconds
+                while asyncio.get_running_loop().time() < until_s:
+                    with contextlib.suppress(KafkaError):
+                        for records in (await consuming.poll(100)).values():
+                            values.extend(record.value for record in records)
+                return len(cluster.sent(MetadataRequest)) - began_with
+
+            async with asyncio.timeout(PATIENCE_S):
+                while len(cluster.sent(MetadataRequest)) <= 16:  # the first ten are prompt
+                    await poll_for(0.05)
+            assert await poll_for(1.5) <= 6, "5 ms, doubled up to 1 s"
+            assert values == [b"0", b"1", b"2"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping
+from itertools import starmap
 
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.consuming.fetcher import Fetcher
@@ -109,36 +110,41 @@ class PositionLookup:
                 if partition in partitions:
                     by_leader.setdefault(self._cluster.metadata.leader(partition), {})[partition] = timestamp
         except KafkaError as error:
-            await self._pause(error)
+            await self._back_off()
             if not error.retriable:
                 raise
         finally:
             self._looked_up -= partitions.difference(*by_leader.values())
             self._on_update()
-        for outcome in await asyncio.gather(*map(self._reset_led, by_leader.values()), return_exceptions=True):
+        for outcome in await asyncio.gather(*starmap(self._reset_led, by_leader.items()), return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _reset_led(self, resets: Mapping[TopicPartition, int]) -> None:
-        """Ask the leader of these partitions once. Raises KafkaError for errors that are not retriable."""
+    async def _reset_led(self, leader: int, resets: Mapping[TopicPartition, int]) -> None:
+        """Ask the leader of these partitions (-1: none is known) once. Raises KafkaError for errors that are not
+        retriable.
+        """
         try:
-            if problem := next(iter(await self._reset_by_leader(resets)), None):
-                await self._pause(problem)
+            if await self._reset_by_leader(resets):
+                await self._pause(leader)
         except KafkaError as error:
-            await self._pause(error)
+            await self._pause(leader)
             if not error.retriable:
                 raise
         finally:
             self._looked_up.difference_update(resets)
             self._on_update()
 
-    async def _pause(self, problem: KafkaError) -> None:
+    async def _pause(self, leader: int) -> None:
         """The next poll tries again. This wait prevents a busy loop."""
-        if problem.code is ErrorCode.LEADER_NOT_AVAILABLE:
+        if leader < 0:  # as long as the topic or partition does not exist, or is refused
             await self._cluster.wait_for_leaders(self._config.retry_backoff_ms)
         else:
             self._cluster.request_refresh()
-            await asyncio.sleep(self._config.retry_backoff_ms / 1000)
+            await self._back_off()
+
+    async def _back_off(self) -> None:
+        await asyncio.sleep(self._config.retry_backoff_ms / 1000)
 
     async def _reset_by_leader(self, resets: Mapping[TopicPartition, int]) -> Collection[KafkaError]:
         """Reset partitions of one leader. Returns its retriable errors. Raises KafkaError.
