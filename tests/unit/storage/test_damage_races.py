@@ -11,6 +11,7 @@ import pytest
 from tests.unit.storage.batches import NOW, Logs, QuickDisk, batch, idempotent, marker, offsets_of, read, records_of
 from tests.unit.storage.cleaning import clean
 from tests.unit.storage.test_damage import batches_of, copy_of, damage, repair, served
+from tidelog.protocol.batches.record_batch import HEADER_SIZE
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.files.disk import File
 from tidelog.storage.log.compaction import CleaningFailed
@@ -19,6 +20,7 @@ from tidelog.storage.log.repair import CopyRefused
 from tidelog.storage.log.scrub import Scrub
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords
 from tidelog.storage.segments.log_config import LogConfig
+from tidelog.storage.segments.reader import Examination
 from tidelog.storage.segments.segment import Segment
 from tidelog.storage.segments.sparse_index import offset_index
 
@@ -275,6 +277,11 @@ class ExhaustedDisk(QuickDisk):
             raise OSError(errno.EMFILE, "Too many open files", path)
         return super().open(path, create=create)
 
+    def read_file(self, path: str) -> bytes:
+        if self.is_exhausted:
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        return super().read_file(path)
+
 
 def test_an_append_is_all_or_nothing_though_rows_of_an_index_cannot_reach_their_file(tmp_path: Path) -> None:
     disk = ExhaustedDisk()
@@ -300,6 +307,29 @@ def test_an_append_is_all_or_nothing_though_rows_of_an_index_cannot_reach_their_
     log = made.close_and_open()
     assert offsets_of(records_of(log)) == [offset for offset in range(1703) if offset != 1502]  # the marker
     assert log.aborted_transactions(0, 1503) == aborted
+
+
+def test_a_shortage_during_an_examination_hides_no_whole_batches(tmp_path: Path) -> None:
+    """Only the index shows that those between two damaged places are the log's, and it was made anew without them."""
+    disk = ExhaustedDisk()
+    made = Logs(tmp_path / "data", LogConfig(index_interval_bytes=0, segment_bytes=10_000_000), disk)
+    made.append(*[batch(1, value=bytes(500)) for _ in range(60)])
+    made.log.roll(NOW)
+    made.append(batch())
+    log = made.close_and_open()
+    path = made.folder / made.files("*.log")[0]
+    data, size = bytearray(path.read_bytes()), len(batch(1, value=bytes(500)))
+    for number in (5, 50):
+        data[number * size : number * size + HEADER_SIZE + 20] = bytes(HEADER_SIZE + 20)
+    path.write_bytes(data)
+    with pytest.raises(Examination) as cold:
+        log.read(5, 1000, log.log_end_offset)
+    disk.is_exhausted = True
+    cold.value.warm()
+    with pytest.raises(OSError, match="Too many open files"):
+        log.read(5, 1000, log.log_end_offset)
+    disk.is_exhausted = False
+    assert list(served(log)) == [each for each in range(61) if each not in (5, 50)]
 
 
 class LongFiles(QuickDisk):

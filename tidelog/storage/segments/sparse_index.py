@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from struct import Struct
 from typing import Final
 
-from tidelog.storage.files.disk import Disk, FileMap
+from tidelog.storage.files.disk import Disk, FileMap, is_exhaustion
 from tidelog.storage.segments.damage import CorruptIndex
 
 logger = logging.getLogger("tidelog.storage")
@@ -296,7 +296,8 @@ class SparseIndex:
 
 
 class NamedBatches:
-    """The (last offset, position) of the batches that an offset index names. Any thread may ask.
+    """The (last offset, position) of the batches that an offset index names. Any thread may ask. Raises OSError for a
+    shortage of descriptors or memory.
 
     They are read at the first question, also from a file that `SparseIndex` refuses: of a damaged file, what is left.
     No client can write a row. So a batch that a row names belongs to the log, and is not the payload of another one.
@@ -323,6 +324,8 @@ class NamedBatches:
         except FileNotFoundError:  # as of a segment that is appended to
             data = b""
         except OSError as error:
+            if is_exhaustion(error):  # it passes, but whole batches would count as damaged for good
+                raise
             logger.warning("%s names no batch: %s", self._path, error)
             data = b""
         rows = array("Q", data[: len(data) - len(data) % _OFFSET_ROW.size])
