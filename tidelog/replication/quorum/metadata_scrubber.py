@@ -60,8 +60,10 @@ class MetadataScrubber(BackgroundTask):
             self._begin()
 
     def doubt_snapshots(self) -> None:
-        """A node fetches a snapshot, perhaps again: the next look reads them."""
+        """A node fetches a snapshot, perhaps again: the next look reads them, also where the scrubber is turned off."""
         self._doubts_snapshots = True
+        if self._task is None:
+            self._begin()
 
     async def _run(self) -> None:
         look_s = min(LOOK_S, self._interval_s)
@@ -69,7 +71,7 @@ class MetadataScrubber(BackgroundTask):
         while True:
             await asyncio.sleep(look_s)
             self._log.segments.age_trust()
-            is_due = self._loop.time() >= due_at
+            is_due = self._rate_bytes > 0 and self._loop.time() >= due_at
             if is_due:
                 due_at = self._loop.time() + self._interval_s
             try:
@@ -83,6 +85,8 @@ class MetadataScrubber(BackgroundTask):
             self._doubts_snapshots = False
             if await until_done(self._run_in_executor(self._metadata.check_snapshots)):
                 self._on_damaged_snapshots()
+        if not self._rate_bytes:
+            return
         was_read = False
         for segment in list(self._log.segments):
             if (is_due or _is_cut(segment)) and self._has(segment):

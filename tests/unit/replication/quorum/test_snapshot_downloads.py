@@ -102,14 +102,14 @@ def test_a_snapshot_that_a_thread_checks_stays_whole_when_the_next_leader_sends_
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("damaged", ["the newest", "both"])
-def test_a_node_that_fetches_a_damaged_snapshot_gets_another_one(tmp_path, monkeypatch, damaged):
+@pytest.mark.parametrize(("damaged", "rate"), [("the newest", 1 << 30), ("the newest", 0), ("both", 1 << 30)])
+def test_a_node_that_fetches_a_damaged_snapshot_gets_another_one(tmp_path, monkeypatch, damaged, rate):
     """It fetched the same one every second, until the daily scrub or the next hourly snapshot."""
     monkeypatch.setattr(metadata_scrubber, "LOOK_S", 0.2)
 
     async def run():
         quorum = Quorum(tmp_path, THREE, segment_bytes=1 << 14)
-        leader, away_id, identity = await with_a_voter_that_needs_a_snapshot(quorum, scrub_bytes_per_s=1 << 30)
+        leader, away_id, identity = await with_a_voter_that_needs_a_snapshot(quorum, scrub_bytes_per_s=rate)
         log, disk = leader.raft.log, quorum.disk(leader.node_id)
         assert log.snapshots is not None
         oldest, newest = log.snapshots
