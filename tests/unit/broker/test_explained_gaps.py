@@ -49,7 +49,7 @@ class Replica:
         self.taken: list[int] = []
         self.log = SimpleNamespace(
             damaged_ranges=list, explain_gaps=self.explain, log_end_offset=2, clock_ms=0, failure=None,
-            log_start_offset=0,
+            log_start_offset=0, reveal=lambda: None,
         )  # fmt: skip
         self.partition: Any = Mock(topic="t", index=0, topic_id=TOPIC_ID, log=self.log, offline=False, leads=False)
         self.partition.append_as_follower = self.append

@@ -14,6 +14,7 @@ from tests.unit.client.test_consumer import T0, consumer, fill, read, until
 from tidelog.client import LogTruncation, OffsetAndMetadata
 from tidelog.client.consuming.subscription import LEFT_PARTITIONS_MAX, Subscription
 from tidelog.client.model import TopicPartition
+from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
@@ -92,6 +93,27 @@ class TestAfterAnUncleanElection:
                         for records in (await consuming.poll(1000)).values():
                             found += [(record.offset, record.leader_epoch) for record in records]
                 assert found == [(offset, 1 if offset >= 9 else 0) for offset in range(2, 12)]
+
+    async def test_the_answer_of_a_leader_before_the_present_one_settles_nothing(self):
+        has_moved = asyncio.Event()
+
+        async def answer_late(request: OffsetForLeaderEpochRequest, node: FakeNode) -> object:
+            answer = node.on_offset_for_leader_epoch(request)
+            await asyncio.wait_for(has_moved.wait(), PATIENCE_S)
+            return answer
+
+        async with FakeCluster(nodes=3, t=1) as cluster:
+            cluster.versions = dict(NO_DIVERGENCE_IN_FETCH)
+            fill(cluster, "t", 0, 9)
+            async with consumer(cluster, "t", metadata_max_age_ms=20) as consuming:
+                assert await read(consuming, 9) == list(range(9))
+                cluster.script(OffsetForLeaderEpochRequest, answer_late)
+                cluster.move_leader("t", 0, 2)
+                await until(lambda: cluster.sent(OffsetForLeaderEpochRequest), consuming)
+                elect_uncleanly(cluster, 3, 3, 12)
+                await until(lambda: consuming._subscription.state(T0).current_epoch == 2, consuming)
+                has_moved.set()
+                assert await read(consuming, 12) == list(range(3, 15))
 
     async def test_a_log_of_which_the_epoch_is_unknown_is_reset(self):
         async with FakeCluster(nodes=2, t=1) as cluster:
@@ -503,6 +525,19 @@ class TestATopicCreatedAnew:
         subscription.seek(T0, 3)
         assert subscription.update_topic_ids(lambda _: new_id) == ([T0], [])
 
+    def test_the_epoch_of_a_position_comes_back_with_it_and_no_position_does_not(self):
+        new_id, deleted_id = b"n" * 16, b"d" * 16
+        subscription = Subscription()
+        subscription.assign([T0])
+        for topic_id in (new_id, deleted_id, new_id):
+            assert subscription.update_topic_ids({"t": topic_id}.__getitem__) == ([], [])
+        subscription.seek(T0, 7, 2)
+        assert subscription.update_topic_ids(lambda _: NO_TOPIC_ID) == ([], [])  # metadata without the topic
+        assert subscription.update_topic_ids(lambda _: deleted_id) == ([T0], [])
+        assert subscription.update_topic_ids(lambda _: new_id) == ([], [T0])
+        state = subscription.state(T0)
+        assert (state.position, state.leader_epoch, state.awaiting_validation) == (7, 2, True)
+
     def test_the_states_of_partitions_that_have_left_are_bounded_and_end_with_the_subscription(self):
         subscription = Subscription()
         subscription.subscribe(["t"], None, None)
@@ -515,8 +550,8 @@ class TestATopicCreatedAnew:
         assert kept == [TopicPartition("t", number) for number in range(1, count)]
         subscription.follow_metadata([])
         subscription.subscribe(["t"], None, None)
-        subscription.follow_metadata([T0])
-        assert subscription.assigned[T0] is not states[T0]
+        subscription.follow_metadata(kept)
+        assert not [each for each, state in subscription.assigned.items() if states[each] is state]
 
     async def test_without_a_reset_policy_it_is_an_error_until_a_seek(self):
         async with FakeCluster(t=1) as cluster:

@@ -60,6 +60,8 @@ def test_records_count_as_consumed_only_where_they_continue():
     assert not subscription.advance_position(A, 5, 8, 2)
     assert not subscription.advance_position(B, 0, 1, 0)
     assert subscription.positions() == {A: OffsetAndMetadata(8, "", 2)}
+    subscription.rewind(A, 6, 1)
+    assert subscription.positions() == {A: OffsetAndMetadata(6, "", 1)}
 
 
 def test_a_reset_is_finished_only_while_it_is_wanted():

@@ -31,6 +31,7 @@ def test_what_to_do_out_of_range() -> None:
     assert out_of_range(5, 10, 20) == Reset(10, empties=False)
     assert out_of_range(30, 40, 20) == Reset(30, empties=True)
     assert out_of_range(5, 40, 20) is None
+    assert out_of_range(20, 20, 20) is None
 
 
 # A log is the epoch of each record. Those of one epoch are one leader's, so they agree wherever both logs have them.

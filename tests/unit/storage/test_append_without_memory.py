@@ -31,7 +31,7 @@ def next_sequence(logs: Logs) -> int:
 
 
 def sent(logs: Logs) -> Callable[[], object]:
-    data = batch(value=VALUE)
+    data = batch(value=VALUE, timestamp=NOW + logs.log.log_end_offset)  # the latest one in its segment
     return lambda: logs.log.append_as_leader(data, 0, NOW)
 
 

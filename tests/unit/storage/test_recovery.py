@@ -522,6 +522,20 @@ def test_an_open_transaction_is_still_open(logs: MakeLogs):
     assert made.log.aborted_transactions(0, 10) == [(7, 2, 5, 6)]
 
 
+@pytest.mark.parametrize("end", [Logs.close, Logs.kill])
+def test_a_transaction_that_is_cut_off_after_a_start_is_not_open(logs: MakeLogs, end: Callable[[Logs], object]):
+    made = logs()
+    made.append(idempotent(0, transactional=True), marker(abort=False), from_client=False)
+    made.log.append_as_leader(idempotent(1, transactional=True), 0, NOW, from_client=False)
+    end(made)
+    made.directory = made._open()
+    made.log = made.directory.load(lambda topic: made.config, NOW)["t", 0]
+    made.log.set_high_watermark(2)
+    made.log.truncate_to(2)
+    assert not made.log.producers.ongoing
+    assert not made.append(idempotent(1))[0].duplicate
+
+
 def test_with_a_flush_policy_what_was_read_back_is_committed_at_once(logs: MakeLogs):
     made = logs(flush_messages=1)
     made.append(batch(3))

@@ -97,6 +97,36 @@ def test_a_complete_transaction_waits_for_each_of_its_markers():
     world.advance()
 
 
+def test_a_late_answer_about_markers_does_not_count_for_the_next_transaction():
+    world = TransactionWorld()
+    producer = world.producer()
+    assert world.add_error(producer) is E.NONE
+    producer = world.end(producer).response
+    ((marker, on_done),) = world.markers.waiting
+    world.write_markers()
+    assert world.add_error(producer) is E.NONE
+    world.end(producer)
+    on_done(marker.partitions)
+    world.advance()
+    assert world.state().state is S.PREPARE_COMMIT
+    world.write_markers()
+    assert world.state().state is S.COMPLETE_COMMIT
+
+
+def test_markers_that_are_answered_twice_have_one_completion_stored():
+    world = TransactionWorld()
+    producer = world.producer()
+    world.add(producer)
+    world.end(producer)
+    ((marker, on_done),) = world.markers.waiting
+    end_offset = world.ports.end_offsets[0]
+    world.ports.commits_at_once = False
+    for _ in range(2):
+        on_done(marker.partitions)
+        world.advance()
+    assert world.ports.end_offsets[0] == end_offset + 1
+
+
 def test_while_markers_are_written_the_next_transaction_waits():
     world = TransactionWorld()
     producer = world.producer()
