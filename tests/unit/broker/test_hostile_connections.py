@@ -359,6 +359,9 @@ async def test_the_page_of_limits_names_the_constants_as_they_are() -> None:
             "METADATA_BYTES_MAX": "1 MiB", "ASSIGNMENT_BYTES_MAX": "1 MiB", "GROUP_MEMORY_BYTES_MAX": "64 MiB",
             "GROUPS_MEMORY_BYTES_MAX": "256 MiB",
         },
+        "replication.controller.decisions.brokers": {
+            "NODES_MAX": "1,000", "NAMED_MAX": "500", "NAMED_CHARACTERS_MAX": "16,384",
+        },
         "protocol.codec.decoding": {
             "REQUEST_BUDGET": "400,000", "ELEMENTS_MAX": "1,000,000", "TAGGED_FIELDS_MAX": "10,000",
         },

@@ -15,6 +15,7 @@ from tidelog.protocol.messages.assign_replicas_to_dirs import (
 )
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from tidelog.protocol.messages.broker_registration import Feature, Listener
+from tidelog.protocol.messages.controller_registration import ControllerRegistrationRequest
 from tidelog.protocol.messages.create_partitions import (
     CreatePartitionsAssignment,
     CreatePartitionsRequest,
@@ -26,8 +27,14 @@ from tidelog.protocol.messages.metadata_records import (
     RegisterBrokerRecord,
 )
 from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
-from tidelog.replication.controller.decisions import partition_creation
-from tidelog.replication.controller.decisions.brokers import heartbeat, register_broker
+from tidelog.replication.controller.decisions import brokers, partition_creation
+from tidelog.replication.controller.decisions.brokers import (
+    NAMED_CHARACTERS_MAX,
+    NAMED_MAX,
+    heartbeat,
+    register_broker,
+    register_controller,
+)
 from tidelog.replication.controller.decisions.directories import assign_replicas_to_dirs
 from tidelog.replication.controller.decisions.leaders import fence_brokers
 from tidelog.replication.controller.decisions.liveness import BrokerSessions
@@ -105,6 +112,56 @@ def test_a_broker_that_does_not_fit_is_refused(state, fields, code):
     before = state.image
     assert refusal(state, Broker(4), **fields) is code
     assert state.image is before
+
+
+LISTENER = Listener(name="PLAINTEXT", host="h", port=1)
+LONG = "h" * (NAMED_CHARACTERS_MAX + 1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"listeners": [LISTENER] * (NAMED_MAX + 1)},
+        {"listeners": [Listener(name="PLAINTEXT", host=LONG, port=1)]},
+        {"features": [Feature(name="f", min_supported_version=1, max_supported_version=1)] * (NAMED_MAX + 1)},
+        {"features": [Feature(name=LONG, min_supported_version=1, max_supported_version=1)]},
+    ],
+)
+def test_a_registration_that_is_too_large_to_be_kept_on_every_node_is_refused(state, fields):
+    assert refusal(state, Broker(4), **fields) is ErrorCode.INVALID_REGISTRATION
+    request = ControllerRegistrationRequest(controller_id=4, **fields)
+    with pytest.raises(KafkaError) as caught:
+        register_controller(state, request)
+    assert caught.value.code is ErrorCode.INVALID_REGISTRATION
+
+
+def test_a_broker_that_names_too_much_is_refused(state):
+    directories = [number.to_bytes(16, "big") for number in range(1000, 1001 + NAMED_MAX)]
+    assert refusal(state, Broker(4), log_dirs=directories) is ErrorCode.INVALID_REGISTRATION
+    assert refusal(state, Broker(4), rack=LONG) is ErrorCode.INVALID_REGISTRATION
+    sessions = BrokerSessions(1000)
+    for offline, cordoned in ((directories, None), ([], directories)):
+        request = BrokerHeartbeatRequest(
+            broker_id=1,
+            broker_epoch=state.image.brokers[1].epoch,
+            want_fence=True,
+            offline_log_dirs=offline,
+            cordoned_log_dirs=cordoned,
+        )
+        with pytest.raises(KafkaError) as caught:
+            heartbeat(state, sessions, request, 0)
+        assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+def test_where_as_many_nodes_are_registered_as_may_be_those_register_again(state, monkeypatch):
+    monkeypatch.setattr(brokers, "NODES_MAX", 3)
+    assert refusal(state, Broker(4)) is ErrorCode.INVALID_REGISTRATION
+    register(state, Broker(1, incarnation=5))
+    for number in range(3):
+        apply(state, register_controller(state, ControllerRegistrationRequest(controller_id=number)))
+    with pytest.raises(KafkaError, match="3 nodes are registered"):
+        register_controller(state, ControllerRegistrationRequest(controller_id=3))
+    assert register_controller(state, ControllerRegistrationRequest(controller_id=2, incarnation_id=b"n" * 16))
 
 
 def test_two_processes_of_one_id(state):

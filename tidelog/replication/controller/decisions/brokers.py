@@ -9,7 +9,8 @@ session whose process has no connection to this controller.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
@@ -42,6 +43,12 @@ from tidelog.replication.controller.metadata.record_codec import CONTROLLERS_VER
 
 Records = list[Any]
 
+NODES_MAX: Final = 1_000
+NAMED_MAX: Final = 500
+NAMED_CHARACTERS_MAX: Final = 16_384
+"""The bounds of registered brokers, of registered controllers, and of what one registration names. Kafka has none.
+Every node keeps all registrations, and each new one is compared with all others."""
+
 _RESERVED_DIRECTORIES = (MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY, LOST_DIRECTORY)
 
 
@@ -67,6 +74,7 @@ def register_broker(
     UNSUPPORTED_VERSION).
     """
     present = state.image.brokers.get(request.broker_id)
+    _check_bounds(request.broker_id, state.image.brokers, request, len(request.log_dirs), len(request.rack or ""))
     _check_registration(state, request, present, has_valid_session, was_heard)
     records: Records = []
     record = _broker_record(state, request)
@@ -80,6 +88,25 @@ def register_broker(
         record.broker_epoch = next_offset + len(records)
     records.append(record)
     return Registration(records, record.broker_epoch, record.fenced)
+
+
+def _check_bounds(
+    node_id: int, known: Mapping[int, object], request: Any, entries: int = 0, characters: int = 0
+) -> None:
+    """`entries` and `characters`: those of the request that are neither listeners nor features."""
+    entries += len(request.listeners) + len(request.features)
+    problem: str | None = None
+    if node_id not in known and len(known) >= NODES_MAX:
+        problem = f"{NODES_MAX} nodes are registered"
+    elif entries > NAMED_MAX:
+        problem = f"More than {NAMED_MAX} listeners, features and directories"
+    else:
+        characters += sum(len(entry.name) + len(entry.host) for entry in request.listeners)
+        characters += sum(len(entry.name) for entry in request.features)
+        if characters > NAMED_CHARACTERS_MAX:
+            problem = f"More than {NAMED_CHARACTERS_MAX} characters"
+    if problem is not None:
+        raise KafkaError(ErrorCode.INVALID_REGISTRATION, problem)
 
 
 def _check_registration(
@@ -123,14 +150,15 @@ def _is_restarted(state: ControllerState, request: BrokerRegistrationRequest, pr
 
 def _check_log_dirs(state: ControllerState, request: BrokerRegistrationRequest) -> None:
     problem: str | None = None
+    requested = set(request.log_dirs)
     if not request.log_dirs:
         problem = "No directories specified in request"
     elif any(directory in _RESERVED_DIRECTORIES for directory in request.log_dirs):
         problem = "Reserved directory ID in request"
-    elif len(set(request.log_dirs)) != len(request.log_dirs):
+    elif len(requested) != len(request.log_dirs):
         problem = "Duplicate directory ID in request"
     for broker in state.image.brokers.values():
-        if broker.node_id != request.broker_id and not set(broker.log_dirs).isdisjoint(request.log_dirs):
+        if broker.node_id != request.broker_id and not requested.isdisjoint(broker.log_dirs):
             problem = f"Broker {broker.node_id} is already registered with one of the directories"
     if problem is not None:
         raise KafkaError(ErrorCode.INVALID_REGISTRATION, problem)
@@ -178,9 +206,11 @@ def _check_feature(state: ControllerState, name: str, low: int, high: int) -> No
 def heartbeat(
     state: ControllerState, sessions: BrokerSessions, request: BrokerHeartbeatRequest, now_ms: float
 ) -> tuple[Records, BrokerHeartbeatResponse, BrokerState]:
-    """Renews the session. Raises KafkaError(BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH)."""
+    """Renews the session. Raises KafkaError(BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH, INVALID_REQUEST)."""
     broker_id = request.broker_id
     state.check_broker_epoch(broker_id, request.broker_epoch)
+    if max(len(request.offline_log_dirs), len(request.cordoned_log_dirs or ())) > NAMED_MAX:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"More than {NAMED_MAX} directories")
     is_caught_up = request.current_metadata_offset >= request.broker_epoch
     old_state, new_state = sessions.next_state(
         broker_id,
@@ -232,9 +262,10 @@ def unregister_broker(state: ControllerState, broker_id: int) -> Records:
 
 
 def register_controller(state: ControllerState, request: ControllerRegistrationRequest) -> Records:
-    """No records if the same registration exists. Raises KafkaError(UNSUPPORTED_VERSION) below 3.7: Kafka's nodes
-    cannot read a log that has registrations of controllers there.
+    """No records if the same registration exists. Raises KafkaError(INVALID_REGISTRATION), and UNSUPPORTED_VERSION
+    below 3.7: Kafka's nodes cannot read a log that has registrations of controllers there.
     """
+    _check_bounds(request.controller_id, state.image.controllers, request)
     if state.metadata_version < CONTROLLERS_VERSION:
         message = "The current MetadataVersion is too old to support controller registrations."
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, message)

@@ -34,7 +34,7 @@ def directories_offline(
     is handled at the next heartbeat.
     """
     broker = state.image.brokers[broker_id]
-    failed_ids = [directory for directory in broker.log_dirs if directory in offline]
+    failed_ids = set(broker.log_dirs).intersection(offline)
     changed_partitions = {
         (record.topic_id, record.partition_id)
         for record in decided_records
