@@ -632,6 +632,31 @@ async def test_a_lower_minimum_comes_not_before_another_leader(
     assert {(each.min_insync_replicas, each.log.high_watermark) for each in partitions.hosted()} == {(1, 0)}
 
 
+async def test_a_lower_minimum_commits_also_where_a_role_that_waited_has_come_with_a_later_image(
+    start_node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The role counted as one that still waits: the minimum came with it, and nothing moved the high watermark."""
+    node = await start_node()
+    partitions = await hosting_topic(node, await node.connect(), 30)
+    image, host = node.node._metadata.tracker.image, node.node._broker._hosting
+    topic_id = image.topics_by_name["t"].topic_id
+    changed = {topic_id: set(range(30))}
+    configs = {(TOPIC_RESOURCE, "t"): {"min.insync.replicas": "2"}}
+    two = replace(on_two(image, (1,), 5), configs=configs)
+    host.apply(two, MetadataDelta(changed_partitions=changed, changed_configs={(TOPIC_RESOURCE, "t")}))
+    for each in partitions.hosted():
+        each.append_as_leader(memoryview(bytearray(batch(1))), NOW, required_acks=1)
+        each.log.flush()
+    monkeypatch.setattr(hosting, "ROLES_PER_TURN_MAX", 1)
+    host.apply(replace(on_two(image, (1,), 6), configs=configs), MetadataDelta(changed_partitions=changed))
+    later = on_two(image, (1,), 7)
+    host.apply(replace(later, configs=configs), MetadataDelta(changed_partitions={topic_id: {29}}))
+    host.apply(later, MetadataDelta(changed_configs={(TOPIC_RESOURCE, "t")}))
+    for _ in range(40):
+        await asyncio.sleep(0)
+    assert {(each.min_insync_replicas, each.log.high_watermark) for each in partitions.hosted()} == {(1, 1)}
+
+
 def on_two(image: MetadataImage, isr: tuple[int, ...], partition_epoch: int) -> MetadataImage:
     """The partitions of the topic t on the brokers 1 and 2."""
     topic = image.topics_by_name["t"]

@@ -584,6 +584,7 @@ class Hosting:
                 self._partitions.fail_waiting_requests(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
                 return
             is_new_leader = partition.become_leader(assignment, self._clock_ms())
+            partition.advance_high_watermark()  # the minimum may be lower, and the role here before this turn
             self._partitions.role_changed(partition)
             if partition.is_under_min_isr:
                 self._partitions.fail_waiting_acks_all(partition)
