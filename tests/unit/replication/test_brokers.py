@@ -224,6 +224,23 @@ def test_a_failed_directory_takes_its_replicas_out(state):
     assert state.image.brokers[4].log_dirs == (directory_id(4, 0),)
 
 
+def test_a_partition_whose_directory_is_named_again_and_again_is_changed_once(state):
+    topic = state.image.topics_by_name["t"]
+    register(state, Broker(1, incarnation=5), log_dirs=[directory_id(1), directory_id(1, 1)])
+    epoch = state.image.brokers[1].epoch
+    partitions = [AssignReplicasToDirsRequestPartitionData(partition_index=0) for _ in range(3)]
+    directory = AssignReplicasToDirsRequestDirectoryData(
+        id=directory_id(1, 1),
+        topics=[AssignReplicasToDirsRequestTopicData(topic_id=topic.topic_id, partitions=partitions)],
+    )
+    records, response = assign_replicas_to_dirs(
+        state, AssignReplicasToDirsRequest(broker_id=1, broker_epoch=epoch, directories=[directory, directory])
+    )
+    codes = [one.error_code for each in response.directories for one in each.topics[0].partitions]
+    assert codes == [ErrorCode.NONE, *[ErrorCode.INVALID_REQUEST] * 5]
+    assert len(records) == 1
+
+
 def add(state, name, count, assignments=None):
     topic = CreatePartitionsTopic(
         name=name,

@@ -66,6 +66,7 @@ def assign_replicas_to_dirs(
     rules = state.election_rules()
     records: Records = []
     lost_partitions: list[tuple[bytes, int]] = []
+    named: set[tuple[bytes, int]] = set()
     response = AssignReplicasToDirsResponse()
     for directory_data in request.directories:
         directory_response = AssignReplicasToDirsResponseDirectoryData(id=directory_data.id)
@@ -81,6 +82,8 @@ def assign_replicas_to_dirs(
                     error = ErrorCode.UNKNOWN_TOPIC_ID
                 elif partition is None:
                     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                elif (topic.topic_id, index) in named:
+                    error = ErrorCode.INVALID_REQUEST  # each mention would be one more record
                 elif broker_id not in partition.replicas:
                     error = ErrorCode.NOT_LEADER_OR_FOLLOWER
                 elif log_dirs and directory_data.id not in log_dirs:
@@ -92,6 +95,7 @@ def assign_replicas_to_dirs(
                     record = change.build()
                     if record is not None:
                         records.append(record)
+                named.add((topic_data.topic_id, index))
                 topic_response.partitions.append(
                     AssignReplicasToDirsResponsePartitionData(partition_index=index, error_code=error)
                 )
