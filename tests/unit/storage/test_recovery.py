@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -794,6 +795,19 @@ def test_a_kill_after_preallocate_and_segment_bytes_were_changed_misses_no_recor
     log = made.open(machine_ran_on=True)
     assert not made.directory.shortened_logs
     assert offsets_of(records_of(log)) == list(range(6))
+
+
+def test_a_kill_with_preallocate_reports_no_cut(logs: MakeLogs, caplog: pytest.LogCaptureFixture) -> None:
+    """Each such start warned of hundreds of thousands of bytes that are no batches: the zeros for records to come."""
+    made = logs(preallocate=True, segment_bytes=100_000)
+    made.append(*(batch() for _ in range(5)))
+    made.kill()
+    logging.disable(logging.NOTSET)
+    log = made.open(machine_ran_on=True)
+    assert log.log_end_offset == 5
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert made.directory.recovery.cut_bytes == 0
+    assert made.directory.recovery.scanned_bytes == log.size_bytes
 
 
 def short_of_memory(*_: object) -> None:

@@ -375,12 +375,15 @@ class _Loader:
             self.on_loss()
         if end_offset <= tail.first_offset:
             if lost_bytes:
-                logger.warning(
-                    "%s: cut at offset %d, %d bytes behind it are no batches",
-                    active.path,
-                    tail.first_offset,
-                    lost_bytes,
-                )
+                if is_preallocated:
+                    self.scanned_bytes -= lost_bytes  # space for records to come
+                else:
+                    logger.warning(
+                        "%s: cut at offset %d, %d bytes behind it are no batches",
+                        active.path,
+                        tail.first_offset,
+                        lost_bytes,
+                    )
                 active.cut(tail.position)
                 active.transaction_index.truncate_to(tail.first_offset)
             return
