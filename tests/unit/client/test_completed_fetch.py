@@ -289,8 +289,10 @@ def test_a_batch_whose_first_record_is_refused_is_not_passed_over():
     [
         ((9,), 100),  # ends before the offset asked for
         ((12, 11), 100),  # overlaps the one before
+        ((12, 14), 100),  # with one record
         ((500, 15), 100),  # the first begins after the second
         ((500,), 100),  # above everything there is
+        ((101,), 100),
         ((2**60, 15, 18), -1),
         ((-5,), 100),
     ],

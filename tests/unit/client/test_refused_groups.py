@@ -59,3 +59,23 @@ async def test_polls_of_a_refused_group_back_off(protocol: str, request_type: An
             while not await poll():
                 pass
         assert set(errors) == {REFUSED}
+
+
+async def test_a_consumer_that_leaves_a_group_that_refused_it_may_join_another_time_at_once() -> None:
+    refusal = JoinGroupResponse(error_code=REFUSED)
+    options: dict[str, Any] = {"group_id": "g", "auto_offset_reset": "earliest"}
+    options |= {"retry_backoff_ms": 3_600_000, "retry_backoff_max_ms": 3_600_000}
+    async with FakeCluster(t=1) as cluster, Consumer("t", bootstrap_servers=cluster.bootstrap, **options) as consumer:
+        fill(cluster, "t", 0, 3)
+        cluster.script(JoinGroupRequest, lambda request, node: refusal)
+
+        async def read() -> None:
+            while not await consumer.poll(20):
+                pass
+
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(KafkaError):
+                await read()
+            await consumer.unsubscribe()
+            consumer.subscribe("t")
+            await read()

@@ -1022,6 +1022,8 @@ def test_a_new_isr_comes_with_the_metadata_alone() -> None:
     partition.on_proposal_agreed(first, 2)
     cluster.loop.run_for(600)
     assert (partition.in_sync.isr, partition.in_sync.pending) == ((1,), first)
+    cluster.tell([1])  # metadata that it has
+    assert partition.in_sync.pending is first
     assert partition.in_sync.followers[2].in_maximal_isr
     cluster.place(isr=(1, 2))
     cluster.tell([1])

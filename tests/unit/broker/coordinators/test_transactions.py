@@ -592,6 +592,21 @@ def test_a_transaction_beyond_its_timeout_is_aborted_in_a_new_epoch(version: int
     assert len(world.markers.sent) == 1
 
 
+def test_a_transaction_whose_commit_is_being_stored_is_not_aborted_by_its_timeout():
+    world = TransactionWorld()
+    producer = world.producer()
+    world.add(producer)
+    world.ports.commits_at_once = False
+    world.end(producer)
+    end_offset = world.ports.end_offsets[0]
+    world.advance(world.state().timeout_ms + 2 * world.config.abort_timed_out_interval_ms)
+    assert world.ports.end_offsets[0] == end_offset
+    world.ports.commits_at_once = True
+    world.ports.commit(0)
+    world.advance(1)
+    assert world.state().state is S.PREPARE_COMMIT
+
+
 def test_the_timeout_goes_on_with_the_next_coordinator():
     world = TransactionWorld()
     producer = world.producer()
