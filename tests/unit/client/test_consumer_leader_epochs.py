@@ -115,6 +115,37 @@ class TestAfterAnUncleanElection:
                 has_moved.set()
                 assert await read(consuming, 12) == list(range(3, 15))
 
+    async def test_what_the_old_leader_answers_during_the_check_is_not_handed_out(self):
+        is_fetched, is_checked, may_answer, may_settle = (asyncio.Event() for _ in range(4))
+
+        async def fetch_late(request: FetchRequest, node: FakeNode) -> object:
+            fill(cluster, "t", 0, 3)
+            answer = await node.on_fetch(request)
+            is_fetched.set()
+            await asyncio.wait_for(may_answer.wait(), PATIENCE_S)
+            return answer
+
+        async def check_late(request: OffsetForLeaderEpochRequest, node: FakeNode) -> object:
+            is_checked.set()
+            await asyncio.wait_for(may_settle.wait(), PATIENCE_S)
+            return node.on_offset_for_leader_epoch(request)
+
+        async with FakeCluster(nodes=2, t=1) as cluster:
+            cluster.versions = dict(NO_DIVERGENCE_IN_FETCH)
+            fill(cluster, "t", 0, 9)
+            async with consumer(cluster, "t", metadata_max_age_ms=20) as consuming:
+                assert await read(consuming, 9) == list(range(9))
+                cluster.script(FetchRequest, fetch_late)
+                cluster.script(OffsetForLeaderEpochRequest, check_late)
+                await until(is_fetched.is_set, consuming)
+                elect_uncleanly(cluster, 2, 3, 12)
+                await until(is_checked.is_set, consuming)
+                may_answer.set()
+                for _ in range(10):
+                    assert await consuming.poll(10) == {}
+                may_settle.set()
+                assert await read(consuming, 12) == list(range(3, 15))
+
     async def test_a_log_of_which_the_epoch_is_unknown_is_reset(self):
         async with FakeCluster(nodes=2, t=1) as cluster:
             cluster.move_leader("t", 0, 2)

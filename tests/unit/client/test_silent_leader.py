@@ -117,6 +117,27 @@ async def test_an_offset_of_an_earlier_time_with_the_partition_is_not_used():
             assert await read(consuming, 4) == [5, 6, 7, 8]
 
 
+async def test_a_committed_offset_that_comes_after_a_seek_that_was_reset_is_not_used():
+    async with FakeCluster(t=1) as cluster:
+        fill(cluster, "t", 0, 9)
+        entered, gate = asyncio.Event(), asyncio.Event()
+
+        async def late(request: OffsetFetchRequest, node: FakeNode) -> Any:
+            entered.set()
+            await asyncio.wait_for(gate.wait(), PATIENCE_S)
+            return node.on_group(request)
+
+        cluster.script(OffsetFetchRequest, late)
+        async with consumer(cluster, group_id="g") as consuming:
+            consuming.assign([T0])
+            await consuming.commit({T0: OffsetAndMetadata(5)})
+            await until_consumed(entered.is_set, consuming)
+            consuming.seek(T0, 1000)
+            await until_consumed(lambda: consuming._subscription.state(T0).reset_to is not None, consuming)
+            gate.set()
+            assert await read(consuming, 9) == list(range(9))
+
+
 @pytest.mark.parametrize("call", ["list_offsets", "delete_records"])
 async def test_a_partition_that_moves_is_asked_for_again_before_another_leader_answers(
     monkeypatch: pytest.MonkeyPatch, call: str

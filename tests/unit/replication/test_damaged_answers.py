@@ -8,6 +8,8 @@ import pytest
 
 from tests.unit.replication.replicas import Replicas
 from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.protocol.batches.records import encode_batch
+from tidelog.protocol.errors import KafkaError
 
 
 def lagging(before: int, after: int) -> tuple[Replicas, bytearray, list[tuple[int, int]]]:
@@ -46,6 +48,20 @@ def test_a_follower_cuts_nothing_for_a_batch_whose_base_offset_is_damaged(base_o
     assert ends == {10}
     assert cluster.nodes[3].values() == cluster.nodes[1].values()[:10]
     assert len(cluster.requests) < 200, "it asks again after a pause"
+
+
+def test_the_first_batch_of_an_empty_log_is_not_of_a_later_leader() -> None:
+    """The CRC does not cover the epoch. The batch begins before the log, as where the leader's begins inside it."""
+    cluster = Replicas(2)
+    follower = cluster.nodes[2].partition
+    follower.log.truncate_fully_and_start_at(1)
+    records = [(0, None, b"v", ())] * 2
+    later = encode_batch(records, base_offset=0, leader_epoch=follower.leader_epoch + 1)
+    with pytest.raises(KafkaError, match=f"of leader epoch {follower.leader_epoch + 1}"):
+        follower.append_as_follower(memoryview(later), 0)
+    assert follower.log.log_end_offset <= 1
+    own = encode_batch(records, base_offset=follower.log.log_end_offset, leader_epoch=follower.leader_epoch)
+    follower.append_as_follower(memoryview(own), 0)
 
 
 def test_a_follower_cuts_nothing_for_zeros() -> None:

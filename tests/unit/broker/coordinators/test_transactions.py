@@ -471,6 +471,7 @@ def test_an_exhausted_identity_is_replaced_and_a_lost_answer_repeated():
     assert world.init(expected=P(old.producer_id, 32_765)).error == E.PRODUCER_FENCED
     new = world.init(expected=last).response
     assert new == (old.producer_id + 1, 0)
+    assert world.init(expected=old).error == E.PRODUCER_FENCED, "an earlier producer, with the epoch of the new one"
     assert world.init(expected=last).response == new
 
 

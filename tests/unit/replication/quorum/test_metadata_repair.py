@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,9 @@ from tests.unit.replication.quorum.quorum_nodes import THREE, Member, Quorum, st
 from tests.unit.replication.quorum.test_metadata_damage import committed, committed_without, flip, logs_of
 from tidelog.protocol.batches.record_batch import iter_headers, read_header
 from tidelog.protocol.batches.records import encode_batch
+from tidelog.protocol.messages.vote import VoteRequest
+from tidelog.replication.ports import Endpoint, PeerUnreachable
+from tidelog.replication.quorum import metadata_repair
 from tidelog.replication.quorum.files.metadata_log import MetadataLog
 from tidelog.replication.quorum.files.records_lost import LACKING_FILE
 
@@ -171,6 +175,37 @@ def test_a_lost_end_is_taken_up_to_what_was_acknowledged_in_the_same_epoch(tmp_p
         assert log.restore(bytes(other), 0) == cut_at
         assert log.restore(whole[last:], 0) == end.end_offset > cut_at
         await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+class WithoutVotes(Quorum):
+    """No node becomes the leader."""
+
+    async def exchange(self, source: int, target: Endpoint, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(request, VoteRequest):
+            raise PeerUnreachable("no answer in time")
+        return await super().exchange(source, target, request, *args, **kwargs)
+
+
+def test_an_answer_that_ends_one_record_before_what_was_acknowledged_is_completed_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        monkeypatch.setattr(metadata_repair, "LOOK_S", 0.01)
+        await stopped_with(tmp_path, Quorum(tmp_path, THREE))
+        path = logs_of(tmp_path, 2) / f"{0:020d}.log"
+        whole = path.read_bytes()
+        (start, _), _, (last, header) = list(iter_headers(whole))[-3:]
+        os.truncate(path, start)
+        quorum = WithoutVotes(tmp_path, THREE)
+        await Member(quorum, 1).start()
+        damaged = (await Member(quorum, 2, fetch_bytes_max=last - start).start()).raft
+        assert damaged.raft.lacks_records
+        await until(lambda: not damaged.raft.lacks_records)
+        assert damaged.log.end_offset == header.next_offset
+        await stop_all(quorum)
+        assert path.read_bytes()[: len(whole)] == whole
 
     asyncio.run(run())
 
