@@ -39,6 +39,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 _READ_BYTES = 1 << 16
 _LINE_BYTES_MAX = 1 << 27
 _SETTLE_ABOVE = 1000
+_REPEATED_SIGNAL_S = 1.0
 # A user waits at the terminal. A cluster that lives elects another leader sooner than a record's time is over.
 _TIMEOUTS = {"max_block_ms": PATIENCE_MS, "request_timeout_ms": 10_000, "delivery_timeout_ms": 30_000}
 
@@ -293,14 +294,16 @@ class _Input:
         self.is_stopped = False
 
     def stop_at_signals(self) -> None:
-        """The first signal ends the input, a second one the command: a broker may never acknowledge what was sent."""
+        """The first signal ends the input, one a second later the command: a broker may never acknowledge what was
+        sent. What comes sooner means the same again: timeout(1) sends each signal twice.
+        """
         loop, signals = asyncio.get_running_loop(), end_signals()
 
         def stop() -> None:
             self.is_stopped = True
             self._readable.set()
             for number in signals:
-                loop.remove_signal_handler(number)
+                loop.call_later(_REPEATED_SIGNAL_S, loop.remove_signal_handler, number)
 
         for number in signals:
             loop.add_signal_handler(number, stop)

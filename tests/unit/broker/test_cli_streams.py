@@ -233,6 +233,41 @@ def test_a_producer_that_is_interrupted_sends_and_counts_what_it_has_read(bootst
     assert shell(f"tidelog consume {topic} -o earliest -e", bootstrap).stdout == b"one\ntwo\n"
 
 
+@pytest.mark.parametrize("is_given_up", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_comes_twice_ends_a_producer_as_one_does(
+    tmp_path: Path, number: signal.Signals, is_given_up: bool
+):
+    """timeout(1) sends SIGTERM twice, and a terminal that closes SIGHUP. One that comes later ends the command."""
+    with EmbeddedBroker(tmp_path / "data", process=True) as broker:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tidelog", "produce", "twice", "-b", broker.bootstrap_servers],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdin is not None
+        pipe = process.stdin
+        pipe.write(b"one\n")
+        pipe.flush()
+        produced(broker, "twice", 1, timeout_s=PATIENCE_S)
+        broker.pause()
+        pipe.write(b"two\n")
+        pipe.flush()
+        wait_until(lambda: fcntl.ioctl(pipe, termios.FIONREAD, b"0000") == bytes(4))
+        for _ in range(3):
+            process.send_signal(number)
+            time.sleep(0.05)
+        if is_given_up:
+            time.sleep(1.1)
+            process.send_signal(number)
+            assert process.wait(timeout=PATIENCE_S) == -number
+        broker.resume()
+        err = process.communicate(timeout=PATIENCE_S)[1]
+    if not is_given_up:
+        assert (process.returncode, err) == (1, b"2 records\ntidelog: interrupted\n")
+
+
 def test_a_producer_whose_broker_has_gone_says_why(tmp_path: Path):
     with EmbeddedBroker(tmp_path / "data", process=True) as broker:
         words = [sys.executable, "-m", "tidelog", "produce", "left", "-b", broker.bootstrap_servers]
