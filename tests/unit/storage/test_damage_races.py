@@ -381,6 +381,25 @@ def test_a_scrub_finds_an_index_whose_file_is_cut_or_wrong_in_its_own_thread(lon
         assert path.read_bytes() == whole
 
 
+def test_a_cut_during_an_examination_leaves_no_whole_records_unread(logs: MakeLogs) -> None:
+    """What it had found was out of date, and was not adopted: the records counted as damaged, without another look."""
+    made = logs(index_interval_bytes=1)
+    made.append(*[batch(value=b"v" * 100) for _ in range(200)])
+    index = made.log.segments.active.offset_index
+    index.write_rows()
+    path = Path(index.path)
+    data = bytearray(path.read_bytes())
+    data[20 * 8 + 7] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(Examination) as examination:
+        made.log.read(21, 10_000, 200)
+    made.log.truncate_to(190)
+    examination.value.warm()
+    assert read(made.log, 21, 10_000, 190).next_offset > 22
+    assert offsets_of(records_of(made.log)) == list(range(190))
+    assert not made.log.damaged_ranges()
+
+
 @pytest.mark.parametrize("count", [0, 1, 40, 64, 600, 1000])
 def test_rows_below_a_bound_are_counted_in_memory_and_in_the_file(tmp_path: Path, count: int) -> None:
     index = offset_index(QuickDisk(), str(tmp_path / "index"), 7)

@@ -410,7 +410,8 @@ class PartitionLog:
     def _examining(self, ask: Callable[[], T], offset: int, *, wait: bool) -> T:
         """The result of `ask`. A segment with a wrong index or wrong batches is examined, and `ask` is repeated.
 
-        Without `wait` an examination needs a thread: raises Examination, a ColdRead.
+        Without `wait` an examination needs a thread: raises Examination, a ColdRead. Also if the segment has changed
+        since the last one began, which says nothing then.
         """
         examined: set[Segment] = set()
         while True:
@@ -425,7 +426,7 @@ class PartitionLog:
                 examined.add(segment)
                 if wait:
                     examine_now(segment)
-                elif segment.findings is None:
+                elif segment.findings is None or segment.findings.generation != segment.generation:
                     if segment.unread is not None:
                         failure, segment.unread = segment.unread, None
                         raise failure from None
