@@ -11,7 +11,7 @@ import pytest
 
 from tests.patience import PATIENCE_S, until
 from tests.unit.broker.test_flushes import errors_of, produce_to
-from tidelog.storage.segments.reader import Examination
+from tidelog.storage.segments.reader import ColdRead, Examination
 
 
 async def test_reads_that_meet_the_same_damage_share_an_examination(
@@ -43,3 +43,11 @@ async def test_reads_that_meet_the_same_damage_share_an_examination(
     partitions.run_cold(Examination(segment), partial(ended.append, 6))
     await until(lambda: len(ended) == 7)
     assert len(examined) == 3
+    loaded = list[ColdRead]()
+    monkeypatch.setattr(ColdRead, "warm", lambda read: loaded.append(read))
+    reads = [ColdRead(segment, position, 1) for position in (0, 9)]
+    for number in range(2):
+        for read in reads:
+            partitions.run_cold(read, partial(ended.append, 7))
+        await until(lambda: len(ended) == 9 + 2 * number)  # noqa: B023
+    assert sorted(map(id, loaded)) == sorted(map(id, 2 * reads)), "other reads are of different bytes"

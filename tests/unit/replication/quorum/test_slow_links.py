@@ -12,7 +12,10 @@ import pytest
 from tests.unit.replication.quorum.quorum_nodes import THREE, Member, Quorum, endpoint, response_type, stop_all, until
 from tidelog.replication.answer_size import ARRIVING_BYTES, HALVINGS_MAX, AnswerSize
 from tidelog.replication.ports import Endpoint, PeerUnreachable
+from tidelog.replication.quorum.raft import leading
+from tidelog.replication.quorum.raft.replica import RaftReplica
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
+from tidelog.replication.quorum.raft.voters import ReplicaKey
 
 FAR = 9
 BYTES_PER_S = 1_000_000
@@ -48,7 +51,17 @@ def member(quorum: Quorum, node_id: int, *, can_vote: bool = True) -> Member:
 
 
 @pytest.mark.parametrize("as_snapshot", [False, True])
-def test_a_node_behind_a_slow_link_learns_all_metadata(tmp_path: Path, as_snapshot: bool) -> None:
+def test_a_node_behind_a_slow_link_learns_all_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_snapshot: bool
+) -> None:
+    on_sending, sizes = leading.on_sending, list[int]()
+
+    def note(raft: RaftReplica, key: ReplicaKey, size_bytes: int, now_ms: float) -> None:
+        sizes.append(size_bytes)
+        on_sending(raft, key, size_bytes, now_ms)
+
+    monkeypatch.setattr(leading, "on_sending", note)
+
     async def run() -> None:
         quorum = SlowQuorum(tmp_path, {1: endpoint(1)}, segment_bytes=1 << 19)
         leader = await Member(quorum, 1).start()
@@ -64,6 +77,7 @@ def test_a_node_behind_a_slow_link_learns_all_metadata(tmp_path: Path, as_snapsh
             assert leader.raft.log.start_offset == last
         far = await member(quorum, FAR, can_vote=False).start()
         await far.listener.has(VALUES)
+        assert sum(sizes) > sum(map(len, VALUES)), "the leader knows how much it sends to a replica"
         await stop_all(quorum)
 
     asyncio.run(run())
