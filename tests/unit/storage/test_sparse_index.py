@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.segments.segment import Segment
 from tidelog.storage.segments.sparse_index import SparseIndex, offset_index, time_index
 
 BASE = 5_000_000_000
@@ -113,3 +116,29 @@ def test_saved_rows_are_in_the_file_and_stay_in_memory(index: SparseIndex, saved
     fill(index, 1000, saved_at + 1)
     assert len(index.rows_in_memory()) < 600, "what is in the file takes no memory"
     assert index.rows() == [(BASE + 10 * n, 100 * n) for n in range(1, saved_at + 1001)]
+
+
+def test_an_index_whose_rows_are_saved_again_and_again_keeps_few_in_memory(index: SparseIndex):
+    for number in range(1, 2001):
+        fill(index, 1, number)
+        if not number % 10:
+            index.save_rows()
+        assert len(index.rows_in_memory()) < 600
+    assert index.rows() == [(BASE + 10 * n, 100 * n) for n in range(1, 2001)]
+
+
+def test_the_rows_of_a_segment_are_not_saved_while_its_index_is_empty_or_rebuilt(index: SparseIndex, tmp_path: Path):
+    """A rebuild removes no rows from the device, and an empty log needs no file."""
+    path, segment = tmp_path / "index", cast("Any", SimpleNamespace(_offset_index=index))
+    Segment.save_offset_rows(segment)
+    assert not path.exists()
+    fill(index, 9)
+    Segment.save_offset_rows(segment)
+    saved = path.read_bytes()
+    assert len(saved) == 9 * 8
+    index.begin_rebuild()
+    fill(index, 4)
+    Segment.save_offset_rows(segment)
+    assert path.read_bytes() == saved
+    index.write_rows()
+    assert path.read_bytes() == saved[: 4 * 8]
