@@ -374,9 +374,7 @@ async def elsewhere(services: Services) -> AsyncIterator[Services]:
     at_controller = Dispatcher(services, CONTROLLER_APIS, FORWARDED)
     here = services.controller_channel
 
-    async def exchange(
-        endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = "", on_arriving: Any = None
-    ) -> EnvelopeResponse:
+    async def exchange(endpoint: Endpoint, request: Any, version: int, **_: Any) -> EnvelopeResponse:
         return EnvelopeResponse(response_data=await at_controller.embedded(bytes(request.request_data), "127.0.0.1"))
 
     services.controller_channel = ControllerChannel(

@@ -53,14 +53,7 @@ class Controller:
         raise AssertionError("it is another node")
 
     async def _exchange(
-        self,
-        endpoint: Endpoint,
-        request: Any,
-        version: int,
-        *,
-        timeout_ms: int,
-        lane: str = "",
-        on_arriving: Any = None,
+        self, endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = "", **_: Any
     ) -> Any:
         self.asked.append(endpoint)
         self.lanes.append(lane)

@@ -72,16 +72,7 @@ class Replica:
             self.taken.append(header.base_offset)
             self.log.log_end_offset = header.next_offset
 
-    async def exchange(
-        self,
-        endpoint: Endpoint,
-        request: Any,
-        version: int,
-        *,
-        timeout_ms: int,
-        lane: str = "",
-        on_arriving: Any = None,
-    ) -> Any:
+    async def exchange(self, endpoint: Endpoint, request: Any, version: int, **_: Any) -> Any:
         answer = self.answers[endpoint.port]
         if isinstance(answer, dict):  # by whether uncommitted records are asked for
             answer = answer[request.replica_id == REPAIR_REPLICA_ID]

@@ -39,16 +39,7 @@ class ActiveController:
         self.next_epoch = 10
         self.is_there = True
 
-    async def exchange(
-        self,
-        endpoint: Endpoint,
-        request: Any,
-        version: int,
-        *,
-        timeout_ms: int,
-        lane: str = "",
-        on_arriving: Any = None,
-    ) -> Any:
+    async def exchange(self, endpoint: Endpoint, request: Any, version: int, **_: Any) -> Any:
         await asyncio.sleep(0)
         if not self.is_there:
             raise PeerUnreachable("gone", refused=True)

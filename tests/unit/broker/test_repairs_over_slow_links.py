@@ -28,16 +28,7 @@ class SlowLink:
         clock: Any = SimpleNamespace(time=lambda: self.now_s)
         self.repairs = Repairs(1, unused, unused, lambda broker: Endpoint("node", broker), self.exchange, clock, unused)
 
-    async def exchange(
-        self,
-        endpoint: Endpoint,
-        request: Any,
-        version: int,
-        *,
-        timeout_ms: int,
-        lane: str = "",
-        on_arriving: Any = None,
-    ) -> Any:
+    async def exchange(self, endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, **_: Any) -> Any:
         asked = request.topics[0].partitions[0]
         size = min(max(asked.partition_max_bytes, self.batch_bytes), LOG_BYTES - asked.fetch_offset)
         self.now_s += min(size / self.bytes_per_s, timeout_ms / 1000)

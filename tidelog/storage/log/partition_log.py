@@ -410,8 +410,8 @@ class PartitionLog:
     def _examining(self, ask: Callable[[], T], offset: int, *, wait: bool) -> T:
         """The result of `ask`. A segment with a wrong index or wrong batches is examined, and `ask` is repeated.
 
-        Without `wait` an examination needs a thread: raises Examination, a ColdRead. Also if the segment has changed
-        since the last one began, which says nothing then.
+        Without `wait` an examination needs a thread: raises Examination, a ColdRead. The findings of an earlier one do
+        not count if the segment has changed since it began.
         """
         examined: set[Segment] = set()
         while True:

@@ -45,16 +45,7 @@ class Cluster:
         event = self.held[broker_id] = asyncio.Event()
         return event
 
-    async def exchange(
-        self,
-        endpoint: Endpoint,
-        request: Any,
-        version: int,
-        *,
-        timeout_ms: int,
-        lane: str = "",
-        on_arriving: Any = None,
-    ) -> Any:
+    async def exchange(self, endpoint: Endpoint, request: Any, version: int, *, lane: str = "", **_: Any) -> Any:
         served = self.served.get(endpoint.port, {})
         if isinstance(request, ApiVersionsRequest):
             newest = served or {int(key): versions.stop - 1 for key, versions in SERVED.items()}
