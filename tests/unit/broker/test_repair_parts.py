@@ -832,7 +832,7 @@ async def test_the_next_attempt_does_what_a_shortage_interrupted_behind_a_repair
         for _ in range(2):
             assert not await cluster.repairs._repair(cluster.partition)
             assert cluster.here.log.damaged_ranges() == []
-            assert cluster.here.log.unrevealed
+            assert cluster.here.log.repairs_to_reveal
     assert await cluster.repairs._repair(cluster.partition)
-    assert cluster.here.log.unrevealed == ()
+    assert cluster.here.log.repairs_to_reveal == ()
     assert len(cluster.refused) == 2

@@ -477,7 +477,7 @@ def test_a_shortage_behind_a_repair_shows_no_record_as_committed(
                 log.maintain(NOW)
     log.maintain(NOW)
     assert committed(log) == expected
-    assert (log.hidden_ends, log.unrevealed) == ((), ())
+    assert (log.hidden_ends, log.repairs_to_reveal) == ((), ())
 
 
 def test_a_row_that_a_shortage_kept_from_an_index_is_in_its_file_when_the_segment_is_closed(made: Logs) -> None:

@@ -15,7 +15,7 @@ from tidelog.storage.segments.lookup import refresh_max_timestamp
 if TYPE_CHECKING:
     from tidelog.storage.segments.segment import Segment
 
-HALFWAY: Final = "an append ended halfway, and could not be taken back"
+NOT_TAKEN_BACK: Final = "an append ended halfway, and could not be taken back"
 """The log's failure until `take_back` has ended. Its callers set it, because no memory may be left for the call."""
 
 

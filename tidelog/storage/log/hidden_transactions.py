@@ -28,7 +28,7 @@ class HidingLog(Protocol):
     lacks_producers: bool
     log_start_offset: int
     passes_damage: bool
-    unrevealed: tuple[DamagedRange | None, ...]
+    repairs_to_reveal: tuple[DamagedRange | None, ...]
 
     @property
     def last_stable_offset(self) -> int: ...
@@ -101,19 +101,19 @@ def distrust_behind_losses(log: HidingLog, repaired: DamagedRange | None, left: 
 
 @contextmanager
 def revealing(log: HidingLog) -> Iterator[DamagedRange | None]:
-    """What the repair of the first of `unrevealed` reveals is read in the body.
+    """What the repair of the first of `repairs_to_reveal` reveals is read in the body.
 
     If a shortage interrupts that, the range stays, and readers of committed records wait before it: transactions that
     begin in it are not known.
     """
-    repaired, log.unrevealed = log.unrevealed[0], log.unrevealed[1:]
+    repaired, log.repairs_to_reveal = log.repairs_to_reveal[0], log.repairs_to_reveal[1:]
     try:
         yield repaired
     except OSError:
-        log.unrevealed = (repaired, *log.unrevealed)
+        log.repairs_to_reveal = (repaired, *log.repairs_to_reveal)
         log.hidden_ends += ((log.log_start_offset if repaired is None else repaired.first_offset, INT64_MAX),)
         raise
-    if not log.unrevealed:
+    if not log.repairs_to_reveal:
         log.hidden_ends = tuple(each for each in log.hidden_ends if each[1] < INT64_MAX)
 
 
@@ -125,7 +125,7 @@ def stable_bound(log: HidingLog, offset: int) -> int:
     """
     bound = log.last_stable_offset
     to_repair = damage_to_repair(log)
-    if not to_repair and not log.unrevealed:
+    if not to_repair and not log.repairs_to_reveal:
         log.hidden_ends = ()
     for first_offset, end_offset in log.hidden_ends:
         if first_offset <= offset < min(end_offset, bound):

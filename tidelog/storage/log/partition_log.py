@@ -20,7 +20,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.uuids import METADATA_TOPIC_ID
 from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
 from tidelog.storage.log import explained_gaps, recovery
-from tidelog.storage.log.failed_append import HALFWAY, take_back
+from tidelog.storage.log.failed_append import NOT_TAKEN_BACK, take_back
 from tidelog.storage.log.flush import Durability, FlushTask, leave_removed_file
 from tidelog.storage.log.hidden_transactions import damage_to_repair, note_end, revealing
 from tidelog.storage.log.loader import LoadedLog
@@ -69,8 +69,9 @@ class PartitionLog:
         "cleaned_offset", "clock_ms", "compaction", "config", "directory", "disk", "durability", "failure",
         "flush_at", "gaps_explained_below", "hidden_ends", "high_watermark", "is_closed", "is_doubtful",
         "is_under_cleaning", "jitter_ms", "lacks_producers", "leader_epochs", "log_end_offset", "log_start_offset",
-        "may_be_cleaned", "partition", "passes_damage", "producers", "rules", "segment_bytes", "segments", "snapshots",
-        "topic", "topic_id", "topic_id_has_checksum", "unrevealed", "unsynced_gaps_below", "write_checkpoint",
+        "may_be_cleaned", "partition", "passes_damage", "producers", "repairs_to_reveal", "rules", "segment_bytes",
+        "segments", "snapshots", "topic", "topic_id", "topic_id_has_checksum", "unsynced_gaps_below",
+        "write_checkpoint",
     )  # fmt: skip
 
     def __init__(
@@ -95,7 +96,7 @@ class PartitionLog:
         """Damage, until its repair, hides batches from `producers`. `passes_damage`: also damage without a copy."""
         self.hidden_ends, self.log_end_offset = loaded.hidden_ends, loaded.log_end_offset
         self.accepted_losses: frozenset[int] = frozenset()  # first offsets of damaged ranges of which there is no copy
-        self.unrevealed: tuple[DamagedRange | None, ...] = ()  # repaired, with an interrupted `after_repair`
+        self.repairs_to_reveal: tuple[DamagedRange | None, ...] = ()  # repaired, with an interrupted `after_repair`
         self.log_start_offset = self.high_watermark = loaded.log_start_offset
         filed = None if loaded.leader_epochs.is_dirty else loaded.leader_epochs.earliest
         self._checkpointed_start = (loaded.log_start_offset, filed)
@@ -295,7 +296,7 @@ class PartitionLog:
                         producers.accept(producer_id, epoch, sequence, first, last, timestamp, is_transactional)
             log_end_offset = producers.end_offset = self.log_end_offset = last_offset + 1
         except (OSError, MemoryError) as error:
-            self.failure = HALFWAY
+            self.failure = NOT_TAKEN_BACK
             take_back(self, segment, end_position, error)
         if log_end_offset >= self.flush_at:
             self.durability.note_append(admitted[0][2], log_end_offset)
@@ -453,12 +454,12 @@ class PartitionLog:
 
         What a shortage interrupts is done by `maintain`, or with the next attempt of a repair.
         """
-        self.unrevealed = (*self.unrevealed, repaired)
+        self.repairs_to_reveal = (*self.repairs_to_reveal, repaired)
         self.reveal()
 
     def reveal(self) -> None:
         """Do what `after_repair` has left. Raises OSError for another shortage."""
-        while self.unrevealed:
+        while self.repairs_to_reveal:
             with revealing(self) as repaired:
                 reveal = partial(recovery.reveal, self, repaired)
                 self._know_producers(anew=self._examining(reveal, self.log_start_offset, wait=True))

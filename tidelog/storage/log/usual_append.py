@@ -22,7 +22,7 @@ from tidelog.protocol.batches.record_batch import (
     TRANSACTIONAL_FLAG,
     stamp_head,
 )
-from tidelog.storage.log.failed_append import HALFWAY, FailingLog, take_back
+from tidelog.storage.log.failed_append import NOT_TAKEN_BACK, FailingLog, take_back
 from tidelog.storage.producers.producer_state import EndMarker
 from tidelog.storage.segments.append import IN_TRANSACTION, NO_APPEND_TIME, PLAIN, AppendInfo, admit_own, admit_usual
 
@@ -103,7 +103,7 @@ def append_usual(
             )
         log_end_offset = producers.end_offset = log.log_end_offset = last_offset + 1
     except (OSError, MemoryError) as error:
-        log.failure = HALFWAY
+        log.failure = NOT_TAKEN_BACK
         take_back(log, segment, position, error)
     if log_end_offset >= log.flush_at:
         log.durability.note_append(first_offset, log_end_offset)
@@ -152,7 +152,7 @@ def _append_marker(
         log.accept_marker(marker)
         log_end_offset = producers.end_offset = log.log_end_offset = offset + 1
     except (OSError, MemoryError) as error:
-        log.failure = HALFWAY
+        log.failure = NOT_TAKEN_BACK
         take_back(log, segment, position, error)
     if log_end_offset >= log.flush_at:
         log.durability.note_append(offset, log_end_offset)
@@ -197,7 +197,7 @@ def append_usual_as_follower(log: Log, batch: memoryview, now_ms: int, epoch_max
             )
         log_end_offset = producers.end_offset = log.log_end_offset = last_offset + 1
     except (OSError, MemoryError) as error:
-        log.failure = HALFWAY
+        log.failure = NOT_TAKEN_BACK
         take_back(log, segment, position, error)
     if log_end_offset >= log.flush_at:
         log.durability.note_append(base_offset, log_end_offset)

@@ -81,8 +81,8 @@ def confirm_max_timestamp(segment: Segment, *, wait: bool) -> int:
     try:
         newest, offset = max_timestamp_of(segment), segment.offset_of_max_timestamp
         path, basis = segment.time_index.path, (newest, offset, segment.generation)
-        if segment.compared is not None and segment.compared[0] == basis:
-            _, position, found_end, is_there = segment.compared
+        if segment.confirmation is not None and segment.confirmation[0] == basis:
+            _, position, found_end, is_there = segment.confirmation
         else:
             position, found_end, is_there = position_of(segment, offset, wait=wait), segment.base_offset, newest < 0
         for reached, header in headers(segment, position, wait=wait):
@@ -95,13 +95,14 @@ def confirm_max_timestamp(segment: Segment, *, wait: bool) -> int:
             if header.max_timestamp > newest and header.record_count:
                 raise CorruptIndex(path, f"lacks timestamp {header.max_timestamp}")
             found_end = header.next_offset
-            segment.compared = basis, reached + header.size_bytes, found_end, is_there  # bytes behind it may be cold
+            # The bytes behind it may be cold.
+            segment.confirmation = basis, reached + header.size_bytes, found_end, is_there
         if not is_there:
             raise CorruptIndex(path, f"has timestamp {newest} for offset {offset}, no batch has it there")
         # What a lost end, or a lost file behind this one, held may be newer.
         if found_end < segment.next_offset and not (segment.may_end_early or ends_damaged(segment)):
             raise CorruptIndex(segment.path, f"ends at offset {found_end}, not at {segment.next_offset}")
-        segment.max_is_confirmed, segment.compared = True, None
+        segment.max_is_confirmed, segment.confirmation = True, None
     finally:
         if not was_open:
             segment.release()  # a log may have more segments than the process may have files

@@ -60,16 +60,17 @@ class Segment:
 
     __slots__ = (
         "_disk", "_file", "_loose_maps", "_map", "_max_offset_rows", "_max_time_rows", "_offset_index", "_time_index",
-        "aged_to", "base_offset", "bytes_since_index_row", "compared", "created_ms", "damage", "directory", "filled",
-        "findings", "first_batch_timestamp", "generation", "hints", "index_interval_bytes", "is_abandoned", "is_full",
-        "is_preallocated", "is_verified_of_old", "jitter_ms", "max_is_confirmed", "max_offset", "max_timestamp",
-        "may_end_early", "may_have_gaps", "next_offset", "offset_of_max_timestamp", "path", "proven", "recent_offsets",
-        "recent_positions", "roll_above_now", "roll_above_timestamp", "segment_ms", "size_bytes", "suffix",
-        "synced_bytes", "transaction_index", "unread", "verified_from", "verified_to", "warm_from", "write_at",
+        "aged_to", "base_offset", "bytes_since_index_row", "confirmation", "created_ms", "damage", "directory",
+        "filled", "findings", "first_batch_timestamp", "generation", "hints", "index_interval_bytes", "is_abandoned",
+        "is_full", "is_preallocated", "is_verified_of_old", "jitter_ms", "max_is_confirmed", "max_offset",
+        "max_timestamp", "may_end_early", "may_have_gaps", "next_offset", "offset_of_max_timestamp", "path", "proven",
+        "recent_offsets", "recent_positions", "roll_above_now", "roll_above_timestamp", "segment_ms", "size_bytes",
+        "suffix", "synced_bytes", "transaction_index", "unread", "verified_from", "verified_to", "warm_from",
+        "write_at",
     )  # fmt: skip
 
     write_at: Callable[[Buffer, int], int]
-    compared: tuple[tuple[int, int, int], int, int, bool] | None
+    confirmation: tuple[tuple[int, int, int], int, int, bool] | None
     """How far the comparison of the largest timestamp has come: the basis, position, end offset, and if it is there."""
 
     def __init__(
@@ -131,7 +132,7 @@ class Segment:
         right, even if neighbouring batches or the epoch file disagree."""
         self.verified_from = self.verified_to = 0
         """The range of batches that were read from the device and checked since the start."""
-        self.aged_to, self.is_verified_of_old, self.compared = 0, False, None
+        self.aged_to, self.is_verified_of_old, self.confirmation = 0, False, None
         self.generation = 0
         """Changes when bytes are truncated or replaced, and when the known damage changes."""
         self.findings: Findings | None = None
