@@ -10,7 +10,8 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import FakeCluster
 from tests.unit.client.test_consumer import fill
-from tidelog.client import Consumer
+from tidelog.client import Consumer, TopicPartition
+from tidelog.client.assignment.assignors import Assignor
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
@@ -59,6 +60,41 @@ async def test_polls_of_a_refused_group_back_off(protocol: str, request_type: An
             while not await poll():
                 pass
         assert set(errors) == {REFUSED}
+
+
+async def test_polls_after_errors_of_an_assignor_back_off() -> None:
+    class Failing(Assignor):
+        name = "failing"
+        cooperative = False
+        has_to_fail = True
+
+        def user_data(self, owned: Any, generation: int) -> bytes:
+            return b""
+
+        def assign(self, partition_counts: Any, members: Any) -> Any:
+            if self.has_to_fail:
+                raise LookupError("no such rack")
+            return {member: [TopicPartition("t", 0)] for member in members}
+
+    assignor = Failing()
+    options: dict[str, Any] = {"group_id": "g", "auto_offset_reset": "earliest"}
+    options |= {"retry_backoff_ms": 50, "retry_backoff_max_ms": 100, "partition_assignment_strategy": [assignor]}
+    async with FakeCluster(t=1) as cluster, Consumer("t", bootstrap_servers=cluster.bootstrap, **options) as consumer:
+        fill(cluster, "t", 0, 3)
+        errors = 0
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + 1
+        while loop.time() < end_s:
+            try:
+                await consumer.poll(20)
+            except LookupError:
+                errors += 1
+        assert errors > 1, "each is raised"
+        assert len(cluster.sent(JoinGroupRequest)) <= 40
+        assignor.has_to_fail = False
+        async with asyncio.timeout(PATIENCE_S):
+            while not await consumer.poll(20):
+                pass
 
 
 async def test_a_consumer_that_leaves_a_group_that_refused_it_may_join_another_time_at_once() -> None:

@@ -192,7 +192,7 @@ class Rebalancer:
             join, self._join_task = self._join_task, None
             try:
                 assigned = join.result()
-            except KafkaError:
+            except Exception:  # also what an assignor raises
                 self._wait_after_refusal()
                 raise
             if assigned is not None and membership.is_member:
