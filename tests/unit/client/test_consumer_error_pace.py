@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -11,24 +13,31 @@ from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import FakeCluster, FakeNode
 from tests.unit.client.test_consumer import T0, consumer, fill, read
 from tests.unit.client.test_consumer_leader_epochs import NO_DIVERGENCE_IN_FETCH, elect_uncleanly
-from tidelog.client import Consumer, TopicPartition
+from tidelog.client import Consumer, ConsumerRecord, TopicPartition
 from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
+from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from tidelog.protocol.messages.offset_for_leader_epoch import OffsetForLeaderEpochRequest
 
 BACKOFF_MS = 200
 
 
-async def poll_through_errors(consuming: Consumer, count: int) -> tuple[float, set[ErrorCode]]:
-    """Poll until so many polls have raised. Returns the seconds that they took."""
+def collect(values: list[bytes | None], batch: Mapping[TopicPartition, Sequence[ConsumerRecord]]) -> None:
+    values.extend(record.value for records in batch.values() for record in records)
+
+
+async def poll_through_errors(
+    consuming: Consumer, count: int, values: list[bytes | None] | None = None
+) -> tuple[float, set[ErrorCode]]:
+    """Poll until so many polls have raised. Returns the seconds that they took. `values` gets those of the records."""
     loop = asyncio.get_running_loop()
     began_s, codes = loop.time(), list[ErrorCode]()
     async with asyncio.timeout(PATIENCE_S):
         while len(codes) < count:
             try:
-                await consuming.poll(1000)
+                collect([] if values is None else values, await consuming.poll(1000))
             except KafkaError as error:
                 codes.append(error.code)
     return loop.time() - began_s, set(codes)
@@ -50,6 +59,53 @@ async def test_a_partition_that_cannot_be_fetched_is_fetched_again_after_the_bac
             took_s, codes = await poll_through_errors(consuming, 4)
             assert took_s >= 3 * BACKOFF_MS / 1000
             assert len(codes) == 1
+
+
+async def test_a_broker_without_a_usable_version_of_fetch_raises_once_for_all_partitions() -> None:
+    refusal = FetchResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+    async with FakeCluster(nodes=2, t=8, other=1) as cluster:
+        cluster.topics["other"][0].leader = 2
+        for led in cluster.topics["t"]:
+            led.leader = 1
+
+        def answer(request: FetchRequest, node: FakeNode) -> Any:
+            return refusal if node.node_id == 1 else node.on_fetch(request)
+
+        cluster.script(FetchRequest, *[answer] * 10_000)
+        fill(cluster, "other", 0, 3)
+        async with consumer(cluster, retry_backoff_ms=BACKOFF_MS) as consuming:
+            consuming.assign([*(TopicPartition("t", number) for number in range(8)), TopicPartition("other", 0)])
+            for partition in consuming.assignment():
+                consuming.seek(partition, 0)
+            values = list[bytes | None]()
+            took_s, codes = await poll_through_errors(consuming, 4, values)
+            assert took_s >= 3 * BACKOFF_MS / 1000
+            assert codes == {ErrorCode.UNSUPPORTED_VERSION}
+            assert values == [b"0", b"1", b"2"], "from the other broker"
+            cluster.scripts[FetchRequest].clear()
+            fill(cluster, "t", 7, 2)
+            async with asyncio.timeout(PATIENCE_S):
+                while len(values) < 5:
+                    with contextlib.suppress(KafkaError):
+                        collect(values, await consuming.poll(1000))
+
+
+async def test_a_reset_is_repeated_after_the_backoff_when_no_fetch_accepts_its_outcome() -> None:
+    def refuse(request: FetchRequest, node: FakeNode) -> FetchResponse:
+        data = PartitionData(partition_index=0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE)
+        topic = FetchableTopicResponse(topic="t", topic_id=cluster.ids["t"], partitions=[data])
+        return FetchResponse(responses=[topic])
+
+    async with FakeCluster(t=1) as cluster:
+        fill(cluster, "t", 0, 3)
+        cluster.script(FetchRequest, *[refuse] * 10_000)
+        async with consumer(cluster, auto_offset_reset="earliest", retry_backoff_ms=BACKOFF_MS) as consuming:
+            consuming.assign([T0])
+            assert not await consuming.poll(5 * BACKOFF_MS)
+            assert 3 <= len(cluster.sent(FetchRequest)) <= 6
+            assert len(cluster.sent(ListOffsetsRequest)) <= 6
+            cluster.scripts[FetchRequest].clear()
+            assert await read(consuming, 3) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("versions", [{}, NO_DIVERGENCE_IN_FETCH])

@@ -243,6 +243,7 @@ class Fetcher:
         # The loop's clock may still show a time before `when`, so only this tells that the timer has fired.
         self._timer = None
         self.send_fetches()
+        self._on_update()  # a reset may be due, which a poll begins
 
     def _fetch(self, node: _NodeFetches, connection: Connection, partitions: list[TopicPartition]) -> None:
         metadata, config = self._cluster.metadata, self._config
@@ -268,7 +269,7 @@ class Fetcher:
             timeout_ms = config.request_timeout_ms + config.fetch_max_wait_ms
             response_future = connection.send(request, FetchResponse, version, timeout_ms)
         except KafkaError as error:
-            self._handle_failure(node, error)
+            self._handle_failure(node, targets, error)
             return
         node.in_flight = True
         response_future.add_done_callback(partial(self._handle_response, node, targets, version))
@@ -325,7 +326,7 @@ class Fetcher:
         if error is not None:
             if isinstance(error, AnswerTooLarge):
                 self._handle_too_large(node, targets, error)
-            self._handle_failure(node, error)
+            self._handle_failure(node, targets, error)
             return
         if node.is_for_all:
             node.max_bytes = min(2 * node.max_bytes, _MAX_BYTES_MAX)
@@ -334,7 +335,7 @@ class Fetcher:
         if version >= 7:
             node.session.handle_response(code, response.session_id)
         if code is not ErrorCode.NONE:
-            self._handle_failure(node, KafkaError(code, "the fetch was refused"))
+            self._handle_failure(node, targets, KafkaError(code, "the fetch was refused"))
             return
         if response.throttle_time_ms > 0:
             node.retry_at_ms = self._loop.time() * 1000 + response.throttle_time_ms
@@ -357,15 +358,14 @@ class Fetcher:
             self._on_update()
         self.send_fetches()
 
-    def _handle_failure(self, node: _NodeFetches, error: BaseException) -> None:
+    def _handle_failure(self, node: _NodeFetches, targets: Iterable[TopicPartition], error: BaseException) -> None:
         if not isinstance(error, KafkaError):
             raise error
         logger.debug("a fetch failed: %s", error)
         if error.code is ErrorCode.UNSUPPORTED_VERSION:
-            for partition in self._subscription.assigned:
-                self._buffer.errors[partition] = error
-            self._on_update()
-            return
+            # Once for all partitions of the broker: a program that polls on would get the error of each at once.
+            for partition in [each for each in targets if each in self._subscription.assigned][:1]:
+                self.fail(partition, error)
         is_session_error = error.code in (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if not is_session_error:
             self._clear_read_replica(node.node_id)
@@ -416,6 +416,7 @@ class Fetcher:
             state.read_replica = data.preferred_read_replica
             self._sources.setdefault(state.read_replica, {})[partition] = None
             state.read_replica_until_ms = self._loop.time() * 1000 + self._config.metadata_max_age_ms
+        state.is_reset_untried = False
         state.high_watermark = data.high_watermark
         state.last_stable_offset = data.last_stable_offset
         state.log_start_offset = data.log_start_offset
@@ -496,7 +497,10 @@ class Fetcher:
                 self._refuse(partition, KafkaError(code, problem))
             else:
                 logger.info("%s has no offset %d: reset to %s", partition, offset, self._config.auto_offset_reset)
+                is_again = self._subscription.assigned[partition].is_reset_untried
                 self._subscription.request_reset(partition, timestamp)
+                if is_again:  # the answers to ListOffsets and to fetches contradict each other
+                    self._back_off(partition)
                 self._on_update()
             return
         if code is ErrorCode.CORRUPT_MESSAGE:

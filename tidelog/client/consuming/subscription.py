@@ -52,6 +52,7 @@ class PartitionState:
         "awaiting_validation",
         "current_epoch",
         "high_watermark",
+        "is_reset_untried",
         "last_stable_offset",
         "leader_epoch",
         "log_start_offset",
@@ -79,6 +80,8 @@ class PartitionState:
         self.read_replica_until_ms = 0.0
         self.reset_to: int | None = None
         """The ListOffsets timestamp (-1 latest, -2 earliest) of a pending reset."""
+        self.is_reset_untried = False
+        """The position is the outcome of a reset, and no fetch from it has succeeded yet."""
         self.paused = False
         self.high_watermark = -1
         self.last_stable_offset = -1
@@ -214,6 +217,7 @@ class Subscription:
         state.awaiting_validation = leader_epoch >= 0
         self._may_have_unsettled |= state.awaiting_validation
         state.reset_to = None
+        state.is_reset_untried = False
         state.replaced = None
         state.retry_at_ms = 0.0
 
@@ -238,6 +242,7 @@ class Subscription:
         if state is None or state.reset_to != timestamp:
             return False
         self.seek(partition, offset, leader_epoch)
+        state.is_reset_untried = True
         state.awaiting_validation = leader_epoch >= 0 and 0 <= current_epoch < state.current_epoch
         self._may_have_unsettled |= state.awaiting_validation
         state.current_epoch = max(state.current_epoch, current_epoch)
