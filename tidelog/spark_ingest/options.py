@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -63,7 +63,7 @@ _KINDS: Final = {BATCH: "batch read", STREAM: "stream"}
 _PARTITION_FETCH_BYTES: Final = 8 * 1024 * 1024
 """Kafka's default of 1 MiB is for consumers of many partitions. A task reads one partition."""
 
-_EXPECTED_VALUES: Final = '{} must be JSON like {{"topic": {{"0": 23, "1": -2}}}}'
+_EXPECTED_VALUES: Final = '{} must be {}JSON like {{"topic": {{"0": 23, "1": -2}}}}'
 
 _LONG_NUMBERS: Final = (
     "maxOffsetsPerTrigger",
@@ -236,18 +236,18 @@ def parse_assignment(text: str) -> tuple[TopicPartition, ...]:
     return tuple(sorted(partitions))
 
 
-def parse_partition_values(option: str, text: str) -> dict[TopicPartition, int]:
+def parse_partition_values(option: str, text: str, words: Sequence[str] = ()) -> dict[TopicPartition, int]:
     """Parse `{"topic": {"0": 23, "1": -2}}` to a number by partition.
 
-    Raises ConfigError with `option`.
+    Raises ConfigError with `option`, and with the `words` that it takes as well.
     """
-    expected = _EXPECTED_VALUES.format(option)
+    expected = _EXPECTED_VALUES.format(option, ", ".join((*words, "or ")) if words else "")
     return read_partition_values(option, _json_object(text, expected))
 
 
 def read_partition_values(option: str, value: Mapping[str, Any]) -> dict[TopicPartition, int]:
     """`parse_partition_values` of JSON that is parsed already."""
-    expected = _EXPECTED_VALUES.format(option)
+    expected = _EXPECTED_VALUES.format(option, "")
     values: dict[TopicPartition, int] = {}
     for topic, by_partition in value.items():
         if not isinstance(by_partition, dict):
@@ -314,7 +314,9 @@ def _bound(options: Mapping[str, str], names: tuple[str, str, str], words: Mappi
         text = options[offsets.lower()]
         if text.lower() in words:
             return OffsetBound(words[text.lower()], option=offsets)
-        values = parse_partition_values(offsets, text)
+        # Only the start may be that of a group.
+        more_words = () if offsets == _ENDING[-1] else (COMMITTED,)
+        values = parse_partition_values(offsets, text, (*words, *more_words))
         for partition, value in values.items():
             if value < 0 and value not in words.values():
                 allowed = " or ".join(f"{number} ({word})" for word, number in words.items())

@@ -166,7 +166,8 @@ def test_timestamps_go_before_offsets_and_one_for_all_before_many():
         ({"startingOffsets": '{"t":{"0":-1}}'}, "-2 (earliest) or an offset"),
         ({"endingOffsets": '{"t":{"0":-2}}'}, "-1 (latest) or an offset"),
         ({"startingOffsets": '{"t":{"0":-3}}'}, "cannot be -3"),
-        ({"startingOffsets": "soon"}, "startingOffsets must be JSON"),
+        ({"startingOffsets": "soon"}, "must be earliest, committed, or JSON"),
+        ({"endingOffsets": "soon"}, "endingOffsets must be latest, or JSON"),
         ({"startingOffsets": '{"t":{"x":1}}'}, "startingOffsets must be JSON"),
         ({"startingOffsets": '{"t":{"0":"1"}}'}, "startingOffsets must be JSON"),
         ({"startingOffsets": '{"t":[0]}'}, "startingOffsets must be JSON"),
@@ -193,9 +194,9 @@ def test_timestamps_go_before_offsets_and_one_for_all_before_many():
         ({"startingTimestamp": "9" * 19}, "milliseconds"),
         ({"startingTimestamp": "9" * 5000}, "milliseconds"),
         ({"startingOffsets": '{"t":{"%s":1}}' % ("9" * 5000)}, "startingOffsets must be JSON"),
-        ({"startingOffsets": '{"t":{"0":1,"0":2}}'}, "startingOffsets must be JSON"),
+        ({"startingOffsets": '{"t":{"0":1,"0":2}}'}, "must be earliest, committed, or JSON"),
         ({"startingOffsets": '{"t":{"0":1,"00":2}}'}, "startingOffsets must be JSON"),
-        ({"startingOffsets": '{"t":{"0":1},"t":{"0":2}}'}, "startingOffsets must be JSON"),
+        ({"startingOffsets": '{"t":{"0":1},"t":{"0":2}}'}, "must be earliest, committed, or JSON"),
         ({"kafka.auto.offset.reset": "earliest"}, "startingOffsets"),
         ({"kafka.enable.auto.commit": "true"}, "commits nothing"),
         ({"kafka.key.deserializer": "X"}, "binary"),
@@ -215,7 +216,7 @@ def test_what_cannot_be_is_refused_in_one_line(options, says):
 
 
 def test_a_deeply_nested_json_is_refused():
-    assert "startingOffsets must be JSON" in refusal(subscribe="t", startingOffsets="[" * 100_000)
+    assert "must be earliest, committed, or JSON" in refusal(subscribe="t", startingOffsets="[" * 100_000)
 
 
 def test_kafka_options_reach_the_consumer():
