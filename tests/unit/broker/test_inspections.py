@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -117,6 +118,42 @@ async def test_many_short_ones_of_one_request_are_looked_at_in_several_turns(
     longer = await wire.call(produce("t", keyed(21)), 9, ProduceResponse)
     assert produced(longer) == [(0, 1)]
     assert len(begun) == 1
+
+
+async def test_few_short_ones_with_many_compressed_bytes_are_looked_at_in_several_turns(
+    start_node: StartNode, begun: list[NeedsInspection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten of 63 KB, which are ten thousand empty blocks each, held up all others for a quarter of a second."""
+    running = await start_node()
+    wire = await running.connect()
+    await wire.create_topic("t", 9, cleanup_policy="compact")
+    node: Any = running.node
+    partitions = node._broker.partitions
+    await until(lambda: sum(each.leads for each in partitions.hosted()) == 9)
+    small, plain = keyed(1, compression=1), keyed(1, compression=0)
+    large = keyed(1, random.Random(1).randbytes(900), compression=1)
+    batches = [small, small, plain, large, large, plain, small, small, small]
+    monkeypatch.setattr(produce_api, "INSPECTED_PIECE_BYTES_MAX", 3 * len(small))
+    turns: list[list[int]] = []
+
+    def counted(batches: memoryview, header: Any, *arguments: Any) -> memoryview:
+        turns[-1].append(header.size_bytes)
+        return inspect_batch(batches, header, *arguments)
+
+    monkeypatch.setattr("tidelog.storage.segments.append.inspect_batch", counted)
+    loop = asyncio.get_running_loop()
+
+    def turn() -> None:
+        turns.append([])
+        if sum(map(len, turns)) < 9:
+            loop.call_soon(turn)
+
+    turn()
+    answer = await wire.call(produce("t", *batches), 9, ProduceResponse)
+    assert produced(answer) == [(0, 0)] * 9
+    sizes = list(map(len, batches))
+    assert [each for each in turns if each] == [sizes[:3], sizes[3:4], sizes[4:5], sizes[5:]]
+    assert not begun
 
 
 async def test_a_refusal_names_the_records(start_node: StartNode) -> None:

@@ -16,6 +16,8 @@ WHOLE_BYTES_MAX: Final = 16 * 1024
 PIECE_ELEMENTS_MAX: Final = 500
 # Of produced batches whose records are looked at. Each may take a millisecond.
 INSPECTED_PIECE_MAX: Final = 10
+# Of their compressed bytes, beyond the first batch: a kilobyte of empty blocks takes up to a third of a millisecond.
+INSPECTED_PIECE_BYTES_MAX: Final = 64 * 1024
 # Larger requests of these APIs wait for room before they are decoded (`FairScheduler.has_room`).
 UNCOUNTED_BYTES_MAX: Final = 1024
 # So many characters of an id cost as much as an element: its hash chooses the partition of its coordinator.

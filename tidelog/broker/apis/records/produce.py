@@ -13,6 +13,7 @@ the connection). Answers still leave in order.
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -31,10 +32,17 @@ from tidelog.broker.apis.services import Services
 from tidelog.broker.network.order_of_requests import BEHIND_RECORDS
 from tidelog.broker.network.request import CLOSED, Answer, Deferred, Peer
 from tidelog.broker.scheduling.inspections import Inspection
-from tidelog.broker.scheduling.pieces import INSPECTED_PIECE_MAX, PIECE_ELEMENTS_MAX, WHOLE_BYTES_MAX, flattened
+from tidelog.broker.scheduling.pieces import (
+    INSPECTED_PIECE_BYTES_MAX,
+    INSPECTED_PIECE_MAX,
+    PIECE_ELEMENTS_MAX,
+    WHOLE_BYTES_MAX,
+    flattened,
+)
 from tidelog.protocol.batches.compression import ZSTD
 from tidelog.protocol.batches.record_batch import (
     ATTRIBUTES_LOW_OFFSET,
+    COMPRESSION_MASK,
     HEADER_SIZE,
     LOG_OVERHEAD,
     MAGIC,
@@ -223,7 +231,8 @@ def _append_or_begin(to: Responder, progress: _Progress, batches_of: _BatchesByT
     """Append all batches, or begin to, if they are very many or need a long inspection."""
     count = sum(map(len, batches_of.values()))
     is_large = size_bytes > WHOLE_BYTES_MAX and count > PIECE_ELEMENTS_MAX
-    if is_large or (count > INSPECTED_PIECE_MAX and to.services.partitions.looks_inside(flattened(batches_of))):
+    may_take_long = count > INSPECTED_PIECE_MAX or (count > 1 and size_bytes > INSPECTED_PIECE_BYTES_MAX)
+    if is_large or (may_take_long and to.services.partitions.looks_inside(flattened(batches_of))):
         return _InPieces(to, progress, batches_of)
     progress, uninspected = _append_all(to, progress, batches_of)
     return _AwaitingInspection(to, progress, uninspected) if uninspected else _concluded(to, progress)
@@ -472,9 +481,13 @@ class _InPieces(_InSteps):
 
     def _next(self) -> None:
         piece: _BatchesByTopic = {}
+        left_bytes = sys.maxsize
         if self._to.services.partitions.looks_inside(islice(self._remaining, self._piece_max)):
-            self._piece_max = INSPECTED_PIECE_MAX
+            self._piece_max, left_bytes = INSPECTED_PIECE_MAX, INSPECTED_PIECE_BYTES_MAX
         for _ in range(min(self._piece_max, len(self._remaining))):
+            left_bytes -= _compressed_bytes(self._remaining[0][2])
+            if left_bytes < 0 and piece:
+                break
             topic, index, records = self._remaining.popleft()
             piece.setdefault(topic, {})[index] = None if records is None else memoryview(records)
         try:
@@ -586,6 +599,12 @@ def _by_topic(request: ProduceRequest) -> _BatchesByTopic:
         if batches:
             batches_of.setdefault(topic, {}).update(batches)
     return batches_of
+
+
+def _compressed_bytes(records: bytearray | None) -> int:
+    if records is None or len(records) < HEADER_SIZE or not records[ATTRIBUTES_LOW_OFFSET] & COMPRESSION_MASK:
+        return 0
+    return len(records)
 
 
 def _is_transactional(records: memoryview | None) -> bool:
