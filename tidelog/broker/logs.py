@@ -2,7 +2,7 @@
 
 Only `tidelog start` sets it up; a program that embeds a node configures its own logging. Of repeated events (the same
 call in the code, with any arguments) a few are logged per window and the others are counted. Invariant: an event is one
-line. Control characters, for instance in names that clients chose, are written as escapes.
+line, which has a bound. Control characters, for instance in names that clients chose, are written as escapes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # At most REPEATS_MAX lines of one kind in WINDOW_S. Lines of level DEBUG have no limit.
 REPEATS_MAX = 20
 WINDOW_S = 10.0
+# The characters of an event's text, and of its traceback, of which the end is kept. A client's text may have 100 MB.
+TEXT_CHARACTERS_MAX = 16_384
 # The number of kinds that are counted. Beyond it the oldest window is dropped.
 KINDS_MAX = 1000
 
@@ -43,7 +45,7 @@ class TextLines(logging.Formatter):
     """`2026-01-31T12:00:00.000Z WARNING tidelog.server: what has happened`"""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = record.getMessage()
+        text = _text(record)
         trace = _trace(record)
         if trace:
             text = f"{text}\n{trace}"
@@ -68,7 +70,7 @@ class JsonLines(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "node_id": self._node_id,
-            "message": record.getMessage(),
+            "message": _text(record),
         }
         trace = _trace(record)
         if trace:
@@ -84,6 +86,11 @@ def _time(record: logging.LogRecord) -> str:
     return f"{moment}.{int(record.msecs):03d}Z"
 
 
+def _text(record: logging.LogRecord) -> str:
+    text = record.getMessage()
+    return text if len(text) <= TEXT_CHARACTERS_MAX else text[:TEXT_CHARACTERS_MAX] + "..."
+
+
 _PLAIN = logging.Formatter()
 
 
@@ -93,7 +100,8 @@ def _trace(record: logging.LogRecord) -> str:
         trace = _PLAIN.formatException(record.exc_info)
     if record.stack_info:
         trace = f"{trace}\n{_PLAIN.formatStack(record.stack_info)}"
-    return trace.strip("\n")
+    trace = trace.strip("\n")
+    return trace if len(trace) <= TEXT_CHARACTERS_MAX else "..." + trace[-TEXT_CHARACTERS_MAX:]
 
 
 class _Kind:

@@ -12,7 +12,17 @@ import pytest
 from tests.unit.broker.conftest import RunningNode, batch
 from tests.unit.broker.test_node import fetch, produce
 from tidelog.broker.config.node_config import NodeConfig
-from tidelog.broker.logs import KINDS_MAX, REPEATS_MAX, WINDOW_S, JsonLines, LineHandler, RepeatLimit, TextLines, set_up
+from tidelog.broker.logs import (
+    KINDS_MAX,
+    REPEATS_MAX,
+    TEXT_CHARACTERS_MAX,
+    WINDOW_S,
+    JsonLines,
+    LineHandler,
+    RepeatLimit,
+    TextLines,
+    set_up,
+)
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from tidelog.protocol.messages.produce import ProduceResponse
@@ -48,6 +58,23 @@ def test_nobody_can_write_a_line_of_their_own(evil: str):
         line = formatter.format(record("client %s", evil))
         assert line.isprintable()
         assert len(line.splitlines()) == 1
+
+
+@pytest.mark.parametrize("formatter", [TextLines(), JsonLines(1)])
+def test_a_line_has_a_bound_whatever_clients_name(formatter: logging.Formatter):
+    """A JoinGroup whose reason has 90 MB wrote as much to the log, and held all others up for 0.6 s."""
+    whole = formatter.format(record("%s", "r" * TEXT_CHARACTERS_MAX))
+    assert "r" * TEXT_CHARACTERS_MAX in whole
+    assert "..." not in whole
+    cut = formatter.format(record("%s", "r" * (1 << 20)))
+    assert "r" * TEXT_CHARACTERS_MAX + "..." in cut
+    assert len(cut) <= len(whole) + 3
+    made = record("it failed", level=logging.ERROR)
+    error = ValueError("r" * (1 << 20) + " is the end")
+    made.exc_info = (ValueError, error, None)
+    failure = formatter.format(made)
+    assert "is the end" in failure
+    assert len(failure) <= len(whole) + 50
 
 
 def test_a_failure_is_one_line_too():

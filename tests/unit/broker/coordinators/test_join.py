@@ -30,6 +30,15 @@ def test_an_older_client_joins_in_one_go(world: World):
     assert join.response.leader == join.response.member_id
 
 
+def test_the_log_has_no_more_of_a_reason_than_clients_of_java_send(world: World, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level("INFO"):
+        assert world.join(version=8, instance="i", reason="r" * 1000).is_parked
+        world.advance(3000)
+        world.join(version=8, instance="j", reason="s" * 1000)
+    assert f"(its reason: {'r' * 255})" in caplog.text
+    assert f"(its reason: {'s' * 255})" in caplog.text
+
+
 def test_the_first_rebalance_waits_for_members_started_together(world: World):
     first_id, first = world.member()
     world.advance(2000)

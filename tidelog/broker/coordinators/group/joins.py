@@ -32,6 +32,8 @@ MEMBER_ID_REQUIRED_VERSION_MIN = 4
 SKIP_ASSIGNMENT_VERSION_MIN = 9
 MEMBER_ID_BYTES_MAX = 32_767
 """The longest string of an answer or a record; the id has the client's, or the instance's, in it."""
+REASON_CHARACTERS_MAX = 255
+"""What Java's clients send of their reason to join (JoinGroupRequest.maybeTruncateReason)."""
 
 
 class _Join(NamedTuple):
@@ -145,7 +147,7 @@ class JoinHandler:
         # cannot notice that, so the first member expires after this time.
         key = TimerKey("session", group.group_id, member_id)
         self._timers.set(key, outcome.now_ms + self._config.new_member_join_timeout_ms)
-        reason = request.reason or "not given"
+        reason = _reason(request)
         self._rebalancer.prepare_or_complete(group, f"{member_id} joins (its reason: {reason})", outcome)
 
     # -- existing members --------------------------------------------------------------------------------------------
@@ -171,7 +173,7 @@ class JoinHandler:
             return
         group.update(member, protocols, request.rebalance_timeout_ms, request.session_timeout_ms)
         self._park(group, member, caller, outcome)
-        reason = request.reason or "not given"
+        reason = _reason(request)
         text = f"{member.member_id} joins again (its reason: {reason})"
         self._rebalancer.prepare_or_complete(group, text, outcome)
 
@@ -258,6 +260,11 @@ class JoinHandler:
             and group.generation == write.generation
             and group.awaiting_join.get(replacement.member_id) == replacement.token
         )
+
+
+def _reason(request: JoinGroupRequest) -> str:
+    """For the log. A request may name one of 100 MB."""
+    return (request.reason or "not given")[:REASON_CHARACTERS_MAX]
 
 
 def growth_refusal(group: Group, growth_bytes: int, config: GroupCoordinatorConfig, outcome: Outcome) -> ErrorCode:
