@@ -202,6 +202,18 @@ def test_the_same_proposal_twice_counts_once(state):
     assert codes == [ErrorCode.INVALID_UPDATE_VERSION, ErrorCode.INVALID_REQUEST]
 
 
+def test_a_partition_whose_topic_is_named_again_and_again_is_changed_once(state):
+    """12,000 of them were as many metadata records of one decision, in which each forgot the others."""
+    request = proposal(state.image, 1, 101, "t", {1: 101, 3: 103})
+    request.topics *= 3
+    records, response = alter_partition(state, request, 3)
+    codes = [topic.partitions[0].error_code for topic in response.topics]
+    assert codes == [ErrorCode.NONE, ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_REQUEST]
+    assert len(records) == 1
+    apply(state, records)
+    assert (part(state).isr, part(state).partition_epoch) == ((1, 3), 1)
+
+
 def test_a_leader_that_recovers_says_so_before_others_join(state):
     topic = state.image.topics_by_name["t"]
     change = PartitionChange(topic.partitions[0], 0, state.topic_rules(topic), state.election_rules())

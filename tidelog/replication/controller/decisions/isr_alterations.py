@@ -53,11 +53,11 @@ def alter_partition(
     rules = state.election_rules()
     records: Records = []
     response = AlterPartitionResponse()
+    named: set[tuple[bytes, int]] = set()
     for topic_data in request.topics:
         topic_response = AlterPartitionResponseTopicData(topic_id=topic_data.topic_id)
         response.topics.append(topic_response)
         topic = state.image.topics_by_id.get(topic_data.topic_id)
-        seen_indexes: set[int] = set()
         for partition_data in topic_data.partitions:
             isr = (
                 partition_data.new_isr_with_epochs
@@ -66,11 +66,11 @@ def alter_partition(
             )
             if topic is None:
                 error = ErrorCode.UNKNOWN_TOPIC_ID
-            elif partition_data.partition_index in seen_indexes:
+            elif (topic_data.topic_id, partition_data.partition_index) in named:
                 error = ErrorCode.INVALID_REQUEST  # the second proposal for a partition ignores the first
             else:
                 error = _problem(state, request.broker_id, topic, partition_data, isr)
-            seen_indexes.add(partition_data.partition_index)
+            named.add((topic_data.topic_id, partition_data.partition_index))
             if topic is None or error != ErrorCode.NONE:
                 topic_response.partitions.append(
                     AlterPartitionResponsePartitionData(
