@@ -17,7 +17,7 @@ from tidelog.client import Consumer, ConsumerRecord, TopicPartition
 from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
-from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
+from tidelog.protocol.messages.list_offsets import ListOffsetsRequest, ListOffsetsResponse
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from tidelog.protocol.messages.offset_for_leader_epoch import OffsetForLeaderEpochRequest
 
@@ -106,6 +106,37 @@ async def test_a_reset_is_repeated_after_the_backoff_when_no_fetch_accepts_its_o
             assert len(cluster.sent(ListOffsetsRequest)) <= 6
             cluster.scripts[FetchRequest].clear()
             assert await read(consuming, 3) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("policy", ["earliest", "by_duration:PT1M"])
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.KAFKA_STORAGE_ERROR])
+async def test_a_partition_whose_offsets_stay_refused_does_not_hold_up_others_of_its_leader(
+    code: ErrorCode, policy: str
+) -> None:
+    def refuse(request: ListOffsetsRequest, node: FakeNode) -> ListOffsetsResponse:
+        answer = node.on_list_offsets(request)
+        assert isinstance(answer, ListOffsetsResponse)
+        for partition in answer.topics[0].partitions:
+            if partition.partition_index == 0:
+                partition.error_code, partition.offset = code, -1
+        return answer
+
+    async with FakeCluster(t=2) as cluster:
+        cluster.script(ListOffsetsRequest, *[refuse] * 10_000)
+        async with consumer(cluster, auto_offset_reset=policy, retry_backoff_ms=BACKOFF_MS) as consuming:
+            consuming.assign([T0, TopicPartition("t", 1)])
+            async with asyncio.timeout(PATIENCE_S):
+                while consuming.lag(TopicPartition("t", 1)) is None:
+                    with contextlib.suppress(KafkaError):
+                        await consuming.poll(100)
+            if code is ErrorCode.UNKNOWN_SERVER_ERROR:
+                took_s, codes = await poll_through_errors(consuming, 4)
+                assert took_s >= 3 * BACKOFF_MS / 1000
+                assert codes == {code}
+            cluster.scripts[ListOffsetsRequest].clear()
+            with contextlib.suppress(KafkaError):  # of a lookup before this
+                await consuming.poll(2 * BACKOFF_MS)
+            assert await consuming.position(T0) == 0
 
 
 @pytest.mark.parametrize("versions", [{}, NO_DIVERGENCE_IN_FETCH])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from itertools import starmap
 
 from tidelog.client.config import ConsumerConfig
@@ -17,7 +17,7 @@ from tidelog.client.consuming.validation import PositionValidator
 from tidelog.client.groups.coordinator import Coordinator
 from tidelog.client.model import LATEST_TIMESTAMP, OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 from tidelog.client.network.cluster import Cluster
-from tidelog.client.network.offsets import list_offsets_once
+from tidelog.client.network.offsets import list_offsets_once, raise_lasting
 from tidelog.client.network.outcomes import start_task
 from tidelog.protocol.errors import ErrorCode, KafkaError, join_some
 
@@ -146,8 +146,9 @@ class PositionLookup:
     async def _back_off(self) -> None:
         await asyncio.sleep(self._config.retry_backoff_ms / 1000)
 
-    async def _reset_by_leader(self, resets: Mapping[TopicPartition, int]) -> Collection[KafkaError]:
-        """Reset partitions of one leader. Returns its retriable errors. Raises KafkaError.
+    async def _reset_by_leader(self, resets: Mapping[TopicPartition, int]) -> bool:
+        """Reset partitions of one leader. Returns whether some have a retriable error. Raises KafkaError, when those
+        without an error are reset.
 
         Where no record is as late as a time, its partition begins at the end. That is asked for first: what comes
         after it is later.
@@ -175,7 +176,9 @@ class PositionLookup:
         refused = await list_offsets_once(
             self._cluster, asked, isolation_level=isolation_level, on_offsets=apply_offsets
         )
-        return [*errors.values(), *refused.values()]
+        errors.update(refused)
+        raise_lasting(errors.values())
+        return bool(errors)
 
     async def _use_committed_offsets(self, partitions: list[TopicPartition]) -> None:
         committed: Mapping[TopicPartition, OffsetAndMetadata] = {}

@@ -49,6 +49,7 @@ async def list_offsets(
             on_offsets=offsets.update,
             refreshes_before=refreshes_before,
         )
+        raise_lasting(refused.values())
         errors.update(refused)
         return [partition for partition in partitions if partition not in offsets]
 
@@ -92,7 +93,8 @@ async def list_offsets_once(
     """Send one request to each leader, in parallel. `on_offsets` gets the offsets of each response
     as it arrives. That a partition does not exist is believed of metadata of a refresh behind `refreshes_before`.
 
-    Returns the retriable errors. Raises KafkaError for other errors.
+    Returns the errors by partition, so that one does not hold up the others. Raises the KafkaError of partitions that
+    do not exist.
     """
     cluster.track({partition.topic for partition in timestamps})
     by_leader: dict[int, dict[TopicPartition, int]] = {}
@@ -105,8 +107,6 @@ async def list_offsets_once(
         try:
             offsets, refused = await _request_from_leader(cluster, leader, timestamps, isolation_level)
         except KafkaError as error:
-            if not error.retriable:
-                raise
             errors.update(dict.fromkeys(timestamps, error))
         else:
             errors.update(refused)
@@ -119,6 +119,13 @@ async def list_offsets_once(
     raise_for_missing_partitions(cluster, leaderless, refreshes_before)
     errors.update({each: no_leader(cluster, each) for each in leaderless})
     return errors
+
+
+def raise_lasting(errors: Iterable[KafkaError]) -> None:
+    """Raise the first of these errors that another attempt would meet again."""
+    for error in errors:
+        if not error.retriable:
+            raise error
 
 
 def no_leader(cluster: Cluster, partition: TopicPartition) -> KafkaError:
@@ -150,7 +157,7 @@ def raise_for_missing_partitions(cluster: Cluster, leaderless: Iterable[TopicPar
 async def _request_from_leader(
     cluster: Cluster, leader: int, timestamps: Mapping[TopicPartition, int], isolation_level: str
 ) -> tuple[dict[TopicPartition, OffsetAndTimestamp | None], dict[TopicPartition, KafkaError]]:
-    """The offsets from one leader, and the retriable errors in its response."""
+    """The offsets from one leader, and the errors in its response."""
     topics: dict[str, ListOffsetsTopic] = {}
     for partition, timestamp in timestamps.items():
         topic = topics.setdefault(partition.topic, ListOffsetsTopic(name=partition.topic))
@@ -177,8 +184,6 @@ async def _request_from_leader(
             if code is ErrorCode.NONE:
                 offset = OffsetAndTimestamp(result.offset, result.timestamp, result.leader_epoch)
                 offsets[partition] = offset if result.offset >= 0 else None
-            elif code.retriable:
-                errors[partition] = KafkaError(code, str(partition))
             else:
-                raise KafkaError(code, f"offsets of {partition}")
+                errors[partition] = KafkaError(code, str(partition) if code.retriable else f"offsets of {partition}")
     return offsets, errors
