@@ -169,6 +169,30 @@ def test_so_is_a_malformed_marker(columns: bool):
     assert (fetched.position, fetched.exhausted) == (2, False)
 
 
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize(("place", "flip"), [(22, 0x20), (50, 8 ^ 9)])
+def test_a_damaged_header_does_not_hide_its_batch_as_a_control_batch_or_an_aborted_one(
+    place: int, flip: int, columns: bool
+):
+    damaged = bytearray(batch(2, 2, transactional=True, producer_id=8, producer_epoch=0, base_sequence=0))
+    damaged[place] ^= flip
+    fetched = CompletedFetch(TP, 0, batch(0, 2) + bytes(damaged) + batch(4, 1), [(9, 1)])
+    if columns:
+        pytest.importorskip("pyarrow")
+        piece = fetched.take_columns(("offset",))
+        assert piece is not None
+        assert piece["offset"].to_pylist() == [0, 1]
+    else:
+        assert offsets(fetched) == [0, 1]
+    for _ in range(2):
+        with pytest.raises(KafkaError, match="offset 2 fails its CRC") as caught:
+            fetched.take_columns(("offset",)) if columns else fetched.take(10)
+        assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
+    assert (fetched.position, fetched.exhausted) == (2, False)
+    unchecked = CompletedFetch(TP, 0, batch(0, 2) + bytes(damaged) + batch(4, 1), [(9, 1)], check_crcs=False)
+    assert offsets(unchecked) == [0, 1, 4]
+
+
 def test_records_after_columns_begin_where_those_end():
     pytest.importorskip("pyarrow")
     fetched = CompletedFetch(TP, 0, batch(0, 2) + batch(2, 2) + batch(4, 2))

@@ -17,8 +17,10 @@ from tidelog.client.consuming.record_decoder import RecordDecoder
 from tidelog.client.model import ConsumerRecord, TopicPartition
 from tidelog.protocol.batches.columnar import decode_columns, in_batch
 from tidelog.protocol.batches.record_batch import (
+    CONTROL_FLAG,
     LOG_OVERHEAD,
     MAGIC,
+    TRANSACTIONAL_FLAG,
     BatchHeader,
     Buffer,
     check_crc,
@@ -117,13 +119,19 @@ class CompletedFetch:
         self._traceback: TracebackType | None = None
 
     def _begin_batches(self) -> None:
-        self._batches = iter_data_batches(self._buffer, self._aborted, self._headers)
+        self._batches = iter_data_batches(self._buffer, self._aborted, self._true_headers())
         self._checked: deque[tuple[int, BatchHeader]] = deque()
         """The next batches, which could not be decoded in a run."""
         self._ahead: tuple[int, BatchHeader] | None = None
         """The next batch behind them, if it has been read already."""
         self._error_behind: Exception | None = None
         """The error of the batch behind them."""
+
+    def _true_headers(self) -> Iterable[tuple[int, BatchHeader]]:
+        """The headers. The CRCs of the batches that these would hide from the reader are checked on the way."""
+        if not self._check_crcs:
+            return self._headers
+        return _checked_hidden(self.partition, self._buffer, self._headers, {each[0] for each in self._aborted})
 
     def _find_end(self, buffer: Buffer, high_watermark: int) -> None:
         """Set `end_offset`, `end_epoch` and `_headers`. Raises KafkaError CORRUPT_MESSAGE for a
@@ -251,11 +259,11 @@ class CompletedFetch:
         damaged: KafkaError | None = None
         view = memoryview(self._buffer)
         try:
-            for start, header in iter_data_batches(self._buffer, self._aborted, self._headers):
+            for start, header in iter_data_batches(self._buffer, self._aborted, self._true_headers()):
                 if header.last_offset < self.position:
                     continue
                 if self._check_crcs and not check_crc(view, start, header):
-                    raise self._crc_error(header)
+                    raise _crc_error(self.partition, header)
                 batches.append((start, header))
         except KafkaError as error:  # also a malformed marker
             damaged = error
@@ -300,10 +308,6 @@ class CompletedFetch:
             if header is not None:
                 self.leader_epoch = header.partition_leader_epoch
             yield piece if names == columns else piece.select(list(columns))
-
-    def _crc_error(self, header: BatchHeader) -> KafkaError:
-        problem = f"{self.partition}: the batch at offset {header.base_offset} fails its CRC"
-        return KafkaError(ErrorCode.CORRUPT_MESSAGE, problem)
 
     def _decode_next(self) -> bool:
         """Decode the next batches that have a record to hand out; False when no such batch follows."""
@@ -364,7 +368,7 @@ class CompletedFetch:
                     break
                 self._ahead = None
                 if checks_crcs and not check_crc(buffer, start, header):
-                    raise self._crc_error(header)
+                    raise _crc_error(self.partition, header)
                 if magic != MAGIC:
                     check_magic(header)
                 run.append(place)
@@ -400,3 +404,26 @@ class CompletedFetch:
                 break
             deserialized.append(record)
         return deserialized
+
+
+def _checked_hidden(
+    partition: TopicPartition, buffer: Buffer, headers: Iterable[tuple[int, BatchHeader]], aborted_ids: set[int]
+) -> Iterator[tuple[int, BatchHeader]]:
+    """These headers, up to one that says that its batch has no records for the reader, a control batch or an aborted
+    one, and fails its CRC: it may have some. No method, because its object would wait for the garbage collector.
+
+    Raises KafkaError CORRUPT_MESSAGE.
+    """
+    view = memoryview(buffer)
+    for place in headers:
+        start, header = place
+        attributes = header[5]
+        is_hidden = attributes & CONTROL_FLAG or (attributes & TRANSACTIONAL_FLAG and header.producer_id in aborted_ids)
+        if is_hidden and not check_crc(view, start, header):
+            raise _crc_error(partition, header)
+        yield place
+
+
+def _crc_error(partition: TopicPartition, header: BatchHeader) -> KafkaError:
+    problem = f"{partition}: the batch at offset {header.base_offset} fails its CRC"
+    return KafkaError(ErrorCode.CORRUPT_MESSAGE, problem)
