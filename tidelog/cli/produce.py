@@ -238,8 +238,15 @@ async def _produce(options: dict[str, Any], target: Target, parse: Callable[[byt
                 except ValueError as error:
                     raise click.ClickException(f"line {number}: {error}") from None
                 pending.append(await _send(producer, target, record, number))
-                while pending and (pending[0].done() or len(pending) > _SETTLE_ABOVE):
+                while pending and pending[0].done():
                     await _settle(pending.popleft(), sent)
+                if len(pending) > _SETTLE_ABOVE:
+                    # Until the first one has its outcome no line comes that a batch could linger for.
+                    flushing = asyncio.ensure_future(producer.flush())
+                    try:
+                        await _settle(pending.popleft(), sent)
+                    finally:
+                        flushing.cancel()
         except click.ClickException as error:
             refusal = error  # it may not hide that a line before it is not delivered
         await producer.flush()

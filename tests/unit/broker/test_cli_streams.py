@@ -268,6 +268,39 @@ def test_a_signal_that_comes_twice_ends_a_producer_as_one_does(
         assert (process.returncode, err) == (1, b"2 records\ntidelog: interrupted\n")
 
 
+@pytest.mark.parametrize("number", [None, signal.SIGTERM])
+def test_more_lines_than_are_kept_unacknowledged_do_not_wait_for_their_linger(
+    bootstrap: str, number: signal.Signals | None
+):
+    """A thousand lines were sent in each linger time, also after a signal, which took minutes to end the command."""
+    topic = f"lingering-{number}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tidelog", "produce", topic, "-b", bootstrap, "-X", "linger.ms=3600000"]
+        + ["-X", "delivery.timeout.ms=7200000", "-X", "batch.size=1000000"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stderr is not None
+    pipe = process.stdin
+    try:
+        pipe.write(b"line\n" * 5000)
+        pipe.flush()
+        if number is None:
+            pipe.close()
+        else:
+            wait_until(lambda: fcntl.ioctl(pipe, termios.FIONREAD, b"0000") == bytes(4))
+            process.send_signal(number)
+        assert process.wait(timeout=PATIENCE_S) == (0 if number is None else 1)
+        assert process.stderr.read() == b"5,000 records\n" + (b"" if number is None else b"tidelog: interrupted\n")
+    finally:
+        process.kill()
+        process.wait(timeout=PATIENCE_S)
+        pipe.close()
+        process.stderr.close()
+
+
 def test_a_producer_whose_broker_has_gone_says_why(tmp_path: Path):
     with EmbeddedBroker(tmp_path / "data", process=True) as broker:
         words = [sys.executable, "-m", "tidelog", "produce", "left", "-b", broker.bootstrap_servers]
