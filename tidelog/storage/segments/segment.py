@@ -621,7 +621,7 @@ class Segment:
     def seal(self) -> bool:
         """Write the indexes to their files, with the time index's last row (LogSegment.close). No append follows.
 
-        True if that changed a file.
+        True if a file may not be on the device as it is: rows are also written before.
         """
         if self._offset_index is None or self._time_index is None:
             return False
@@ -630,8 +630,10 @@ class Segment:
         times = self._time_index
         if self.max_timestamp > times.last_key:
             times.append(self.max_timestamp, self.offset_of_max_timestamp)
-        changed = [index.write_rows() for index in (times, self._offset_index)]
-        return self.transaction_index.settle() or any(changed)
+        times.write_rows()
+        self._offset_index.write_rows()
+        is_unsynced = times.has_unsynced_rows or self._offset_index.has_unsynced_rows
+        return self.transaction_index.settle() or is_unsynced
 
     def save_offset_rows(self) -> None:
         """Write the newest rows of the offset index to its file, without a sync. Raises OSError."""
@@ -643,6 +645,9 @@ class Segment:
         for path in self.paths()[1:]:
             self._disk.sync_file(path)
         self._disk.sync_directory(self.directory)
+        for index in (self._offset_index, self._time_index):
+            if index is not None:
+                index.has_unsynced_rows = False
 
     def trim(self) -> None:
         """Truncate the preallocated bytes after the end."""

@@ -37,7 +37,7 @@ class SparseIndex:
 
     __slots__ = (
         "_disk", "_first_in_memory", "_has_file", "_key_base", "_keys", "_map", "_rows_in_file", "_struct",
-        "_value_base", "_values", "count", "is_rebuilt", "last_key", "last_value", "path",
+        "_value_base", "_values", "count", "has_unsynced_rows", "is_rebuilt", "last_key", "last_value", "path",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, path: str, row: Struct, key_base: int, value_base: int, count: int) -> None:
@@ -52,7 +52,8 @@ class SparseIndex:
         self._keys = array("q")
         self._values = array("q")
         self._map: FileMap | None = None
-        self.is_rebuilt = False
+        self.is_rebuilt = self.has_unsynced_rows = False
+        """`has_unsynced_rows`: the file may lack rows on the device, until `Segment.sync_indexes`."""
         self._has_file = count > 0
         self.last_key = -1
         self.last_value = -1
@@ -234,6 +235,7 @@ class SparseIndex:
             finally:
                 file.close()
             self._rows_in_file = self.count
+            self.has_unsynced_rows = True
         return missing
 
     def _packed(self, start: int) -> bytes:
@@ -266,6 +268,7 @@ class SparseIndex:
             is_right = False
         if not is_right:
             self._disk.write_file(self.path, data, sync=False)
+            self.has_unsynced_rows = True
         self.is_rebuilt = False
         self._has_file = True
         self._rows_in_file = self.count
@@ -282,6 +285,7 @@ class SparseIndex:
             finally:
                 file.close()
             self._rows_in_file = count
+            self.has_unsynced_rows = True
         keep = max(0, count - self._first_in_memory)
         del self._keys[keep:], self._values[keep:]
         self._first_in_memory = min(self._first_in_memory, count)
