@@ -437,3 +437,28 @@ def test_a_last_batch_behind_damage_with_the_base_offset_of_another_is_found_by_
     repair(log, copy)
     assert not log.damaged_ranges()
     assert [record.value for record in records_of(log)] == [b"%d" % number * 40 for number in range(9)]
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_what_is_appended_while_a_segment_is_examined_keeps_all_index_rows(logs: MakeLogs, is_damaged: bool) -> None:
+    """Only the newest rows are in memory, and the others were lost: a read of what they are about held up the loop for
+    seconds. Rows of a file that is damaged meanwhile are not taken."""
+    made = logs(index_interval_bytes=1)
+    made.append(*[batch(timestamp=NOW + n) for n in range(20)])
+    log, segment = made.log, made.log.segments.active
+    damage(made.folder / made.files("*.log")[0], 5, "CRC")
+    work = Scrub(log, segment)
+    made.append(*[batch(timestamp=NOW + n) for n in range(20, 2000)])
+    times = segment.time_index.rows()
+    before = segment.offset_index.rows()
+    if is_damaged:
+        path = Path(segment.offset_index.path)
+        path.write_bytes(path.read_bytes()[:8000])
+    work.run(10**9)
+    assert work.finish()
+    after = segment.offset_index.rows()
+    is_whole = [row for row in after if row != (6, 438)] == [row for row in before if row[0] not in (5, 6)]
+    assert is_whole is not is_damaged
+    assert (set(after) <= set(before), after[-64:]) == (True, before[-64:])
+    assert segment.time_index.rows()[-1500:] == times[-1500:]
+    assert [read(log, n, 100, 2000).next_offset > n for n in (4, 6, 900, 1999)] == [True] * 4

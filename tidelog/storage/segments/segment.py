@@ -534,7 +534,8 @@ class Segment:
         self.begin_rebuild()
         offsets, times = self.offset_index, self.time_index
         for row in chain(findings.offset_rows, later_offsets):
-            offsets.append(*row)
+            if row[0] > offsets.last_key and row[1] > offsets.last_value:  # later ones may be from a damaged file
+                offsets.append(*row)
         for row in findings.time_rows:
             times.append(*row)
         for row in later_times:
@@ -609,12 +610,13 @@ class Segment:
         self.forget_recent()
 
     def _rows_behind(self, findings: Findings) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """The index rows of batches after the examined ones. These rows are still in memory."""
+        """The index rows of batches after the examined ones. Raises OSError."""
         if self._offset_index is None or self._time_index is None or findings.size_bytes >= self.size_bytes:
             return [], []
-        offsets = [row for row in self._offset_index.rows_in_memory() if row[1] >= findings.size_bytes]
-        times = [row for row in self._time_index.rows_in_memory() if row[1] >= findings.end_offset]
-        return offsets, times
+        return (
+            self._offset_index.rows_from_value(findings.size_bytes),
+            self._time_index.rows_from_value(findings.end_offset),
+        )
 
     # Ending
 

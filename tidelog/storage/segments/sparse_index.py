@@ -15,6 +15,7 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from struct import Struct
 from typing import Final
 
@@ -207,6 +208,21 @@ class SparseIndex:
     def rows_in_memory(self) -> list[Row]:
         """The newest rows, which are in memory."""
         return list(zip(self._keys, self._values))
+
+    def rows_from_value(self, value: int) -> list[Row]:
+        """The rows whose value is not below `value`, of a file that is damaged only those in memory. Raises OSError.
+
+        While a large segment is examined, more rows may be appended than stay in memory.
+        """
+        rows: list[Row] = []
+        try:
+            start, end = self.count_below(value, 1) * self._struct.size, self._first_in_memory * self._struct.size
+            if start < end:
+                in_file = self._struct.iter_unpack(bytes(self._mapped()[start:end]))
+                rows = [(each[0] + self._key_base, each[1] + self._value_base) for each in in_file]
+        except CorruptIndex as error:
+            logger.warning("%s: the rows in memory are taken alone", error)
+        return [row for row in chain(rows, zip(self._keys, self._values)) if row[1] >= value]
 
     def copy_of_rows_in_memory(self) -> Iterator[Row]:
         """`rows_in_memory` for another thread, without a tuple for each of hundreds of thousands."""
