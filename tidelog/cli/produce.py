@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -309,8 +310,12 @@ class _Input:
         def stop() -> None:
             self.is_stopped = True
             self._readable.set()
+            loop.call_later(_REPEATED_SIGNAL_S, let_them_end_it)
+
+        def let_them_end_it() -> None:
             for number in signals:
-                loop.call_later(_REPEATED_SIGNAL_S, loop.remove_signal_handler, number)
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_DFL)  # Python's own for SIGINT would wait for the deliveries
 
         for number in signals:
             loop.add_signal_handler(number, stop)

@@ -234,7 +234,7 @@ def test_a_producer_that_is_interrupted_sends_and_counts_what_it_has_read(bootst
 
 
 @pytest.mark.parametrize("is_given_up", [False, True])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_comes_twice_ends_a_producer_as_one_does(
     tmp_path: Path, number: signal.Signals, is_given_up: bool
 ):
@@ -245,6 +245,7 @@ def test_a_signal_that_comes_twice_ends_a_producer_as_one_does(
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         assert process.stdin is not None
         pipe = process.stdin
