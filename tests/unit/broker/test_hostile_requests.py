@@ -122,7 +122,7 @@ def test_deadlines_that_were_dropped_leave_nothing_behind() -> None:
     deadlines.discard(bucket, 5)
     assert deadlines.add(1_000_000, 6) == bucket
     assert deadlines.next_due_ms() == 20
-    assert deadlines.expire(1_000_020) == [-1, 6]
+    assert list(deadlines.expire(1_000_020)) == [-1, 6]
     assert deadlines.next_due_ms() is None
 
 

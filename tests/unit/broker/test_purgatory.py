@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,6 +96,23 @@ def test_deadlines_are_never_early_at_most_one_bucket_late_and_never_after_a_dis
         if next_due_ms is not None:
             assert next_due_ms >= min(due for due, _ in open_items.values())
         assert len(deadlines) == len(open_items)
+
+
+@pytest.mark.parametrize("apart_ms", [0, 4, 3000])
+def test_a_deadline_that_one_due_before_it_has_discarded_does_not_come(apart_ms: int) -> None:
+    """A node that stood still was past the deadline of a repeated batch and past the timeout of its request at once.
+    The first answered the request, and the second answered it again.
+    """
+    deadlines: Deadlines[int] = Deadlines()
+    buckets = [deadlines.add(1000 + number * apart_ms, number) for number in range(10)]
+    expired: list[int] = []
+    for number in deadlines.expire(60_000, 4):
+        expired.append(number)
+        if number + 1 < 10:
+            deadlines.discard(buckets[number + 1], number + 1)
+    assert expired == [0, 2, 4, 6]
+    assert list(deadlines.expire(60_000)) == [8, 9]
+    assert deadlines.next_due_ms() is None
 
 
 @given(st.lists(st.tuples(st.sampled_from(("add", "discard", "reach")), st.integers(0, 40))))

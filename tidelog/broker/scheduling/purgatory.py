@@ -138,20 +138,18 @@ class Deadlines(Generic[T]):
                 self._order = sorted(self._buckets)
                 self._empty = 0
 
-    def expire(self, now_ms: int, count_max: int = sys.maxsize) -> list[T]:
-        """Take out the items that are due, `count_max` at most. `next_due_ms` tells of the rest."""
-        due: list[T] = []
-        while self._order and self._order[0] * DEADLINE_RESOLUTION_MS <= now_ms and len(due) < count_max:
-            items = self._buckets[self._order[0]]
-            if len(items) > count_max - len(due):
-                taken = list(islice(items, count_max - len(due)))
-                for item in taken:
-                    del items[item]
-                return due + taken
-            del self._buckets[heapq.heappop(self._order)]
-            self._empty -= not items
-            due.extend(items)
-        return due
+    def expire(self, now_ms: int, count_max: int = sys.maxsize) -> Iterator[T]:
+        """Take out the items that are due one by one, `count_max` at most: `discard` also holds for those that are due
+        at the same time. `next_due_ms` tells of the rest.
+        """
+        while count_max and (due_ms := self.next_due_ms()) is not None and due_ms <= now_ms:
+            bucket = self._order[0]
+            items = self._buckets[bucket]
+            for item in list(islice(items, count_max)):
+                if item in items:
+                    self.discard(bucket, item)
+                    count_max -= 1
+                    yield item
 
     def next_due_ms(self) -> int | None:
         """The next time at which `expire` returns an item; None without items."""
