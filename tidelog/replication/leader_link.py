@@ -36,7 +36,6 @@ from tidelog.replication.follower import (
 )
 from tidelog.replication.leader_bounds import LeaderBounds
 from tidelog.replication.throttle import UNLIMITED
-from tidelog.replication.unhosted_partitions import UnhostedPartitions
 from tidelog.storage.log.partition_log import CorruptLog
 from tidelog.storage.log.usual_append import append_usual_as_follower
 from tidelog.storage.segments.append import UnexplainedGap, check_first_holds
@@ -151,7 +150,6 @@ class ReplicaFetcher:
         self._freed_due_ms = self._all_due_ms = 0.0
         self._is_rate_due = False  # records of throttled replicas came: look at the rate before the next request
         self._delays = Delays(fetchers, self._end_delays)  # after a failure
-        self._unhosted = UnhostedPartitions(fetchers.loop, fetchers.rng, settings, self._end_delays)
         self._bounds = LeaderBounds(fetchers.node_id, self._on_bounds, self._broken)
         # By the beginning of its answers in this session. Cleared with the session, and when a partition goes.
         self._answering: dict[bytes, FollowedPartition] = {}
@@ -193,7 +191,6 @@ class ReplicaFetcher:
             del self._held[followed]
             self._pump_soon()
         self._delays.discard(followed)
-        self._unhosted.discard(followed)
         self._fetchers.truncations.discard(followed)
         self._throttled.pop(followed, None)
         self._unpaused.pop(followed, None)
@@ -220,7 +217,6 @@ class ReplicaFetcher:
         if self._held_timer is not None:
             self._held_timer.cancel()
         self._delays.close()
-        self._unhosted.clear()
         self._bounds.forget()
         link, self._link = self._link, None
         if link is not None:
@@ -386,7 +382,6 @@ class ReplicaFetcher:
             link.close()
             self._failure = f"{self._endpoint}: {reason or link.reason}"
         self._requests_answered, self._answered_at_check = self._requests_sent, -1
-        self._unhosted.clear()  # the leader may have started anew
         self._begin_anew(0)
         if not self._closed:
             self._fetchers.on_link(self.leader_id, False)
@@ -402,7 +397,7 @@ class ReplicaFetcher:
         for followed in self.followed.values():
             followed.in_session = False
             followed.request_number = NOT_REQUESTED
-            waiting = (self._delays, self._unhosted, self._held, self._throttled, self._fetchers.truncations)
+            waiting = (self._delays, self._held, self._throttled, self._fetchers.truncations)
             if not any(followed in each for each in waiting):
                 self._changed[followed] = None
 
@@ -502,7 +497,6 @@ class ReplicaFetcher:
                 self._throttle(followed, len(records))
             if followed.failures:
                 followed.failures = 0
-                self._unhosted.on_answered()
         except Exception as error:
             self._cannot_write(followed, error)
 
@@ -671,10 +665,6 @@ class ReplicaFetcher:
             "%s-%d at %d: broker %d answers %s", partition.topic, partition.index, followed.log.log_end_offset,
             self.leader_id, ErrorCode.of(code).name,
         )  # fmt: skip
-        if self._unhosted.takes(followed, code):
-            self._set_aside(followed)
-            self._unhosted.add(followed)
-            return
         self._delay(followed)
         if REACTIONS.get(ErrorCode.of(code)) is Reaction.RESET:
             self._delays.discard(followed)
