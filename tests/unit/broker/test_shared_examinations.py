@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -51,3 +53,30 @@ async def test_reads_that_meet_the_same_damage_share_an_examination(
             partitions.run_cold(read, partial(ended.append, 7))
         await until(lambda: len(ended) == 9 + 2 * number)  # noqa: B023
     assert sorted(map(id, loaded)) == sorted(map(id, 2 * reads)), "other reads are of different bytes"
+
+
+async def test_an_examination_whose_file_fails_to_close_ends_for_all_who_wait(
+    start_node: Any, make_batch: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its entry stayed: no read of the segment met an end before the node's next start."""
+    node = await start_node()
+    wire = await node.connect()
+    await wire.create_topic("t", 1)
+    partitions = node.node._broker.partitions
+    segment = partitions.find("t", 0).log.segments.active
+    ended, failures = list[int](), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context["exception"]))
+    failure = OSError(errno.EIO, "the close fails")
+
+    def unpin(examination: Examination) -> None:
+        ColdRead.unpin(examination)
+        raise failure
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Examination, "unpin", unpin, raising=False)
+        for number in range(2):
+            partitions.run_cold(Examination(segment), partial(ended.append, number))
+        await until(lambda: len(ended) == 2)
+    partitions.run_cold(Examination(segment), partial(ended.append, 2))
+    await until(lambda: len(ended) == 3)
+    assert failures == [failure]

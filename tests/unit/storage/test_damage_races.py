@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -13,14 +14,15 @@ from tests.unit.storage.cleaning import clean
 from tests.unit.storage.test_damage import batches_of, copy_of, damage, repair, served
 from tidelog.protocol.batches.record_batch import HEADER_SIZE
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.storage.files.disk import File
+from tidelog.storage.files.disk import File, OsFile
 from tidelog.storage.log.compaction import CleaningFailed
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.repair import CopyRefused
 from tidelog.storage.log.scrub import Scrub
+from tidelog.storage.segments import reader as reader_module
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords
 from tidelog.storage.segments.log_config import LogConfig
-from tidelog.storage.segments.reader import Examination
+from tidelog.storage.segments.reader import ColdRead, Examination
 from tidelog.storage.segments.segment import Segment
 from tidelog.storage.segments.sparse_index import offset_index
 
@@ -462,3 +464,39 @@ def test_what_is_appended_while_a_segment_is_examined_keeps_all_index_rows(logs:
     assert (set(after) <= set(before), after[-64:]) == (True, before[-64:])
     assert segment.time_index.rows()[-1500:] == times[-1500:]
     assert [read(log, n, 100, 2000).next_offset > n for n in (4, 6, 900, 1999)] == [True] * 4
+
+
+@pytest.mark.parametrize("is_examined", [False, True])
+def test_a_lack_of_memory_on_the_thread_is_the_error_of_the_next_read(
+    logs: MakeLogs, monkeypatch: pytest.MonkeyPatch, is_examined: bool
+) -> None:
+    """It was lost: each read had the whole segment examined again, without a pause, as long as clients asked."""
+    made = logs()
+    made.append(*[batch() for _ in range(20)])
+    log, segment = made.log, made.log.segments.active
+    log.set_high_watermark(20)
+    damage(made.folder / made.files("*.log")[0], 5, "CRC")
+    segment.distrust()
+
+    def exhausted(*arguments: object, **named: object) -> NoReturn:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        if is_examined:
+            patch.setattr(reader_module, "examine", exhausted)
+            with pytest.raises(ColdRead) as cold:
+                log.read(5, 100, 20)
+            cold.value.warm()
+        else:
+            patch.setattr(OsFile, "read_at", exhausted)
+            ColdRead(segment, 0, 100).warm()
+            assert segment.unread is not None
+            return
+        with pytest.raises(OSError, match="no memory") as raised:
+            log.read(5, 100, 20)
+        assert log.can_retry(raised.value)
+    with pytest.raises(ColdRead) as cold:
+        log.read(5, 100, 20)
+    cold.value.warm()
+    with pytest.raises(DamagedRecords):
+        log.read(5, 100, 20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -253,3 +254,24 @@ class TestSyncOfAll:
 
     def test_the_system_itself(self, tmp_path: Path, lock: OsLock):
         assert OsDisk().sync_all([str(tmp_path)], lock) in (True, False)
+
+
+@pytest.mark.parametrize("is_lock", [False, True])
+def test_a_close_that_fails_is_not_repeated(path: str, monkeypatch: pytest.MonkeyPatch, is_lock: bool) -> None:
+    """The system frees the number before it reports the failure: a second close took the next file of that number."""
+    file = OsLock(os.open(path, os.O_RDWR)) if is_lock else OsFile(path, os.O_RDWR)
+    opened, closed = file._descriptor, list[int]()
+
+    def close(descriptor: int) -> None:
+        closed.append(descriptor)
+        if len(closed) == 1:
+            raise OSError(errno.EIO, "a delayed write has failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", close)
+        with pytest.raises(OSError, match="delayed write"):
+            file.release() if isinstance(file, OsLock) else file.close()
+        del file
+        gc.collect()
+    os.close(opened)
+    assert closed == [opened]

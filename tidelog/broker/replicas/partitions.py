@@ -308,11 +308,13 @@ class Partitions:
         cold.pin()
 
         def finished(future: asyncio.Future[None]) -> None:
-            cold.unpin()
             if examined is not None:
                 del self._examinations[examined]
-            if not future.cancelled():
-                call_all(waiting)
+            try:
+                cold.unpin()
+            finally:  # the close of a file that has gone meanwhile may fail
+                if not future.cancelled():
+                    call_all(waiting)
 
         threads = self._threads_of(home_of(home_of(cold.path)))
         self._loop.run_in_executor(threads, cold.warm).add_done_callback(finished)

@@ -347,9 +347,10 @@ class OsFile:
             self._close_now()
 
     def _close_now(self) -> None:
-        os.close(self._descriptor)
-        self._descriptor = -1
+        # First, because a close that fails has closed it: another one would close the next file of this number.
+        descriptor, self._descriptor = self._descriptor, -1
         self.size_bytes = _size_of_closed
+        os.close(descriptor)
 
     def __del__(self) -> None:
         """A file that an error has left open takes no descriptor for the rest of the process's life."""
@@ -387,8 +388,8 @@ class OsLock:
 
     def _close(self) -> None:
         if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
 
     __del__ = _close  # in a fork this must not unlock the directory of its parent
 

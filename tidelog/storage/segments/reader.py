@@ -9,6 +9,7 @@ damaged batch; a read that would wait for the device raises ColdRead instead.
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_right
 from collections.abc import Iterator
 from struct import Struct
@@ -92,8 +93,8 @@ class ColdRead(Exception):
                 if not data:
                     return
                 position += len(data)
-        except OSError as error:
-            self._segment.unread = error
+        except (OSError, MemoryError) as error:
+            self._segment.unread = _as_shortage(error, self.path)
 
 
 class Examination(ColdRead):
@@ -119,8 +120,13 @@ class Examination(ColdRead):
             )  # fmt: skip
             findings.generation = self._generation
             segment.findings = findings
-        except OSError as error:
-            segment.unread = error
+        except (OSError, MemoryError) as error:
+            segment.unread = _as_shortage(error, self.path)
+
+
+def _as_shortage(error: OSError | MemoryError, path: str) -> OSError:
+    """Without an error the next read would have the segment examined again at once, for as long as clients ask."""
+    return error if isinstance(error, OSError) else OSError(errno.ENOMEM, "no memory for a read", path)
 
 
 def _cold(segment: Segment, position: int, size_bytes: int) -> ColdRead | OSError:
