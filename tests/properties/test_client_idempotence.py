@@ -3,10 +3,10 @@
 The network delivers requests in order per connection, but may drop a connection with any number of its requests, and
 their answers, unseen; brokers refuse records, or forget the producer while it is at rest; batches expire. A broker that
 is killed comes back with its log, and of a producer it knows only the last batch, as from Kafka's snapshot. Another
-leader has only the batches that were committed. A log that is asked may answer late, or not, or be a follower's. What
-must hold: no record is in the log twice, records are in the order in which they were sent, every acknowledged one is
-committed, and once the network heals everything that was not failed arrives. The tests at the end sabotage the session
-and check that this model notices.
+leader has only the batches that were committed. A log that is asked may answer late, or not, or be a follower's. A
+topic may be deleted and made anew, or only seem so to a broker that is behind. What must hold: no record is in the log
+twice, records are in the order in which they were sent, every acknowledged one is committed, and once the network heals
+everything that was not failed arrives. The tests at the end sabotage the session and check that this model notices.
 """
 
 from __future__ import annotations
@@ -50,6 +50,13 @@ class ModelLog:
         """How many of the entries every replica has."""
         self.node_id = 1
         self.nodes = 1
+        self.topic_id = 1
+        self.learn(())
+
+    def make_anew(self) -> None:
+        """The topic is deleted and created again."""
+        self.topic_id += 1
+        self.entries, self.committed = [], 0
         self.learn(())
 
     def learn(self, entries: Iterable[Entry]) -> None:
@@ -116,8 +123,8 @@ class ModelLog:
 class Sent:
     """One batch in a request: what the bytes say, not what the batch object says later."""
 
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
+    def __init__(self, batch: Batch, topic_id: int) -> None:
+        self.batch, self.topic_id = batch, topic_id
         self.partition = batch.partition
         self.tickets = list(batch.tickets)
         self.producer_id, self.epoch, self.sequence = batch.producer_id, batch.producer_epoch, batch.base_sequence
@@ -125,6 +132,8 @@ class Sent:
 
 class World:
     """One producer, one broker, and a network that does what `choices` say; with none left, it behaves."""
+
+    KINDS_OF_STEPS = 13
 
     def __init__(self, choices: Iterator[int], session: ProducerSession) -> None:
         self.choices = choices
@@ -138,6 +147,10 @@ class World:
             delivery_timeout_ms=TIMEOUT_MS,
         )
         self.logs = {partition: ModelLog() for partition in PARTITIONS}
+        self.topic_ids = dict.fromkeys(PARTITIONS, 1)
+        """Those of the producer's metadata."""
+        self.deleted: set[int] = set()
+        """The records of deleted topics."""
         self.sent_order: dict[TopicPartition, list[int]] = {partition: [] for partition in PARTITIONS}
         self.acknowledged: set[int] = set()
         self.failed: set[int] = set()
@@ -180,7 +193,7 @@ class World:
             if self.accumulator.ready_in_ms(queue, self.now_ms) == 0 and self.session.may_send(queue.head):
                 batch = self.accumulator.take(queue)
                 self.session.prepare_send(batch, self.now_ms)
-                request.append(Sent(batch))
+                request.append(Sent(batch, self.topic_ids[batch.partition]))
         if request:
             self.wire.append(request)
 
@@ -249,6 +262,8 @@ class World:
 
     def process(self, sent: Sent) -> tuple[ErrorCode, int]:
         log = self.logs[sent.partition]
+        if sent.topic_id != log.topic_id:
+            return ErrorCode.UNKNOWN_TOPIC_ID, log.node_id
         trouble = self.choose(16)
         if trouble == 1:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER, log.node_id
@@ -301,10 +316,29 @@ class World:
             self.append(partition)
             self.pump()
 
+    def replace_topic(self) -> None:
+        """The producer learns of it now or later; or a broker that is behind lacks the topic, which is there."""
+        partition = PARTITIONS[self.choose(2)]
+        log = self.logs[partition]
+        self.burst(partition)
+        what = self.choose(3)
+        if what:
+            self.deleted.update(log.records)
+            log.make_anew()
+        if what < 2:
+            self.learn_of_topic(partition)
+            self.burst(partition)
+
+    def learn_of_topic(self, partition: TopicPartition) -> None:
+        """As `TopicRoutes.update`."""
+        self.topic_ids[partition] = self.logs[partition].topic_id
+        self.session.forget([partition])
+        self.accumulator.forget(partition)
+
     def run(self, steps: int) -> None:
         friendly = [self.append, self.pump, self.deliver, self.hear, self.pump, self.deliver, self.hear]
         for _ in range(steps):
-            step = self.choose(13)
+            step = self.choose(self.KINDS_OF_STEPS)
             if step < 7:
                 friendly[step]()
             elif step == 7:
@@ -318,8 +352,10 @@ class World:
             elif step == 11:
                 self.burst(PARTITIONS[self.choose(2)])
                 self.kill()
-            else:
+            elif step == 12:
                 self.burst(PARTITIONS[self.choose(2)])
+            else:
+                self.replace_topic()
             self.check()
         self.heal()
 
@@ -327,6 +363,9 @@ class World:
         """From here on everything works; in bounded time nothing may be left, and nothing waits for its expiry."""
         self.choices = iter(())
         self.expires = False
+        for partition, log in self.logs.items():
+            if self.topic_ids[partition] != log.topic_id:
+                self.learn_of_topic(partition)
         for _ in range(60 + self.accumulator.incomplete_count):
             for step in (self.pump, self.deliver, self.hear):
                 step()
@@ -348,7 +387,7 @@ class World:
             assert len(set(log.records)) == len(log.records), "a record is in the log twice"
             assert log.records == sorted(log.records), "records are out of order"
             acknowledged = [ticket for ticket in self.sent_order[partition] if ticket in self.acknowledged]
-            assert set(acknowledged) <= log.committed_records, "an acknowledged record is not committed"
+            assert set(acknowledged) <= log.committed_records | self.deleted, "an acknowledged record is not committed"
 
 
 @given(st.lists(st.integers(0, 239), max_size=300))
@@ -359,8 +398,8 @@ def test_each_record_once_and_in_order_whatever_the_network_does(choices):
 class DirectlySent(Sent):
     """A record that is written before it has a batch."""
 
-    def __init__(self, partition: TopicPartition, ticket: int, identity: tuple[int, int, int]) -> None:
-        self.partition = partition
+    def __init__(self, partition: TopicPartition, topic_id: int, ticket: int, identity: tuple[int, int, int]) -> None:
+        self.partition, self.topic_id = partition, topic_id
         self.tickets = [ticket]
         self.producer_id, self.epoch, self.sequence = identity
 
@@ -379,7 +418,7 @@ class DirectWorld(World):
         ticket = self.next_ticket
         self.next_ticket += 1
         self.sent_order[partition].append(ticket)
-        sent = DirectlySent(partition, ticket, identity)
+        sent = DirectlySent(partition, self.topic_ids[partition], ticket, identity)
         self.session.begin_lone_send(partition, self.now_ms)
         if self.choose(9) == 8:  # the program is interrupted, and goes on
             if self.choose(2):
@@ -409,6 +448,27 @@ class DirectWorld(World):
 @given(st.lists(st.integers(0, 239), max_size=300))
 def test_the_same_for_records_that_are_sent_directly(choices):
     DirectWorld(iter(choices), ProducerSession(idempotent=True)).run(len(choices) // 2)
+
+
+class ReplacedWorld(World):
+    KINDS_OF_STEPS = 15
+
+
+class DirectReplacedWorld(DirectWorld):
+    KINDS_OF_STEPS = 15
+
+
+@pytest.mark.parametrize("kind", [ReplacedWorld, DirectReplacedWorld])
+@given(st.lists(st.integers(0, 239), max_size=300))
+def test_the_same_when_topics_are_replaced(kind, choices):
+    kind(iter(choices), ProducerSession(idempotent=True)).run(len(choices) // 2)
+
+
+@pytest.mark.parametrize("kind", [ReplacedWorld, DirectReplacedWorld])
+@pytest.mark.parametrize("seed", range(5))
+def test_long_runs_while_topics_are_replaced(seed, kind):
+    rng = Random(seed)
+    kind((rng.randrange(240) for _ in range(1_500)), ProducerSession(idempotent=True)).run(600)
 
 
 @given(st.lists(st.integers(0, 239), max_size=200))
@@ -559,6 +619,36 @@ def test_the_model_notices_a_sabotaged_session(sabotaged):
         rng = Random(seed)
         try:
             World((rng.randrange(240) for _ in range(1_500)), sabotaged(idempotent=True)).run(600)
+        except AssertionError:
+            return
+    pytest.fail("the model has noticed nothing")
+
+
+class KeepsTheEpochOfAForgottenTopic(ProducerSession):
+    """Sabotage: a topic that comes back begins at sequence 0 under the same epoch."""
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        identity = self.identity
+        super().forget(partitions)
+        self._set_identity(*identity)
+
+
+class TakesTheNewTopicForTheOldOne(ProducerSession):
+    """Sabotage: batches go on while earlier ones are in flight, and a log without any of them takes the later first."""
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        super().forget(partitions)
+        for state in self._partitions.values():
+            state.has_other_log = False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sabotaged", [KeepsTheEpochOfAForgottenTopic, TakesTheNewTopicForTheOldOne])
+def test_the_model_notices_a_session_that_is_sabotaged_where_it_forgets(sabotaged):
+    for seed in range(40):
+        rng = Random(seed)
+        try:
+            ReplacedWorld((rng.randrange(240) for _ in range(1_500)), sabotaged(idempotent=True)).run(600)
         except AssertionError:
             return
     pytest.fail("the model has noticed nothing")

@@ -39,6 +39,10 @@ def test_the_mark_is_the_least_end_of_those_in_sync() -> None:
     assert found.high_watermark(9, lambda: 5000.0, anyone) == 9, "replica 3 is far away and not waited for"
 
 
+def test_the_minimum_is_at_most_the_number_of_replicas() -> None:
+    assert [book((1, 2)).min_isr(minimum) for minimum in (1, 2, 3, 4)] == [1, 2, 3, 3]
+
+
 def test_caught_up_is_who_reached_the_end_of_its_last_fetch() -> None:
     found = book((1, 2), leader_end=0)
     follower = found.followers[2]
@@ -109,13 +113,18 @@ def test_a_new_epoch_gives_members_the_whole_time_and_others_none() -> None:
     assert found.epoch_start_offset == 50
     assert found.shrinkage(60, 7999.0, 1) is None
     assert found.followers[3].last_caught_up_ms < 0
+    found.followers[2].fetched(0, 60, 7100.0)
+    assert found.shrinkage(60, 7999.0, 1) is None, "its first fetch, behind the end, takes none of the time"
+    assert found.shrinkage(60, 8001.0, 1) is not None
 
 
 def test_what_a_follower_held_in_an_earlier_epoch_counts_no_more() -> None:
     """The leader may have missed an epoch in between, for whose leader the follower cut its log."""
     found = book((1, 2), leader_end=0)
     found.followers[2].fetched(33, 34, 1000.0)
+    found.followers[2].broker_epoch = 5
     found.assign((1, 2, 3), (1, 2), 7, 9, 34, 2000.0)
+    assert found.followers[2].broker_epoch == -1, "a later process of it may fetch"
     assert found.high_watermark(34, lambda: 2000.0, nobody) == UNKNOWN_OFFSET
     found.followers[2].fetched(26, 34, 2100.0)
     assert found.high_watermark(34, lambda: 2100.0, nobody) == 26
