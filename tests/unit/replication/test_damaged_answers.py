@@ -62,6 +62,9 @@ def test_the_first_batch_of_an_empty_log_is_not_of_a_later_leader() -> None:
     assert follower.log.log_end_offset <= 1
     own = encode_batch(records, base_offset=follower.log.log_end_offset, leader_epoch=follower.leader_epoch)
     follower.append_as_follower(memoryview(own), 0)
+    later = encode_batch(records, base_offset=follower.log.log_end_offset, leader_epoch=follower.leader_epoch + 1)
+    with pytest.raises(KafkaError, match=f"of leader epoch {follower.leader_epoch + 1}"):
+        follower.append_as_follower(memoryview(later), 0)
 
 
 def test_a_follower_cuts_nothing_for_zeros() -> None:

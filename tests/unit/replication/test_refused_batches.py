@@ -304,6 +304,21 @@ def test_it_does_not_wait_long_for_answers_wait_behind_it() -> None:
     assert again.code == ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
 
 
+def test_what_is_truncated_joins_the_refused_batches_behind_it() -> None:
+    """The first of it begins where the log ends then."""
+    cluster = cluster_of()
+    partition = cluster.nodes[1].partition
+    for sequence in range(3):
+        partition.append_as_leader(idempotent(sequence), NOW)
+    partition.note_refused(idempotent(3), NOT_ENOUGH, NOW)
+    partition.truncate_to(1, NOW)
+    for sequence in (2, 3, 4):
+        with pytest.raises(KafkaError) as refused:
+            partition.append_as_leader(idempotent(sequence), NOW)
+        assert refused.value.code == NOT_LEADER
+    assert not partition.append_as_leader(idempotent(1), NOW).duplicate
+
+
 def test_a_damaged_batch_is_not_taken_for_one_in_the_log() -> None:
     cluster = cluster_of()
     assert send(cluster, 0).code == 0

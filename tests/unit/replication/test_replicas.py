@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tidelog.replication.controller.metadata.image import METADATA_VERSION, Meta
 from tidelog.replication.controller.metadata.record_codec import DIRECTORIES_VERSION
 from tidelog.replication.partition import Partition
 from tidelog.replication.ports import OnResponse
+from tidelog.storage.log.partition_log import PartitionLog
 
 
 def test_the_high_watermark_walks_in_two_fetch_rounds() -> None:
@@ -1071,6 +1073,49 @@ def test_with_flush_messages_acks_1_waits_for_the_leaders_device_alone() -> None
     end_syncs(cluster)
     cluster.loop.settle()
     assert (one.code, every.code) == (0, None)
+
+
+def test_with_flush_messages_the_mark_waits_for_the_leaders_device_also_where_a_follower_is_faster() -> None:
+    cluster = Replicas(2, log_flush_interval_messages="1")
+    cluster.loop.run_for(1)
+    cluster.cut.add((2, 1))
+    cluster.loop.device_waits = True
+    partition = cluster.nodes[1].partition
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.settle()
+    partition.follower_fetched(partition.in_sync.followers[2], 1, cluster.loop.now_s * 1000)
+    assert partition.high_watermark == 0
+    end_syncs(cluster)
+    cluster.loop.settle()
+    assert partition.high_watermark == 1
+
+
+def test_a_follower_at_damage_that_the_leader_cannot_send_stays_in_the_isr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the leader would commit alone what it cannot read."""
+    cluster = Replicas(2, replica_lag_time_max_ms="2000")
+    leader = cluster.nodes[1]
+    leader.produce(b"a")
+    cluster.loop.run_for(1000)
+    cluster.cut.add((2, 1))
+    leader.produce(b"b")
+    leader.produce(b"c")
+    assert (leader.log.high_watermark, leader.log.log_end_offset) == (1, 3)
+    damaged = [(None, SimpleNamespace(first_offset=offset)) for offset in (0, 1, 2)]
+    with monkeypatch.context() as patched:
+        patched.setattr(PartitionLog, "damaged_ranges", lambda log: damaged)
+        cluster.loop.run_for(9000)
+        assert not leader.proposals
+    cluster.loop.run_for(9000)
+    assert [proposal.removes for _, proposal in leader.proposals] == [(2,)]
+
+
+def test_a_follower_learns_of_its_place_in_the_isr_in_the_same_leader_epoch() -> None:
+    cluster = Replicas(3)
+    follower = cluster.nodes[2].partition
+    for isr in ((1, 3), (1, 2, 3)):
+        cluster.alter(isr=isr)
+        assert follower.is_in_isr == (2 in isr)
+        assert follower.partition_epoch == cluster.placed.partition_epoch
 
 
 @pytest.mark.slow
