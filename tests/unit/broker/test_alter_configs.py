@@ -348,18 +348,20 @@ async def test_long_values_are_judged_in_pieces(services: Services) -> None:
     assert services.scheduler.pauses == pauses + 4
 
 
-async def test_a_value_for_brokers_has_the_bound_of_all_values(services: Services) -> None:
+async def test_a_list_grows_to_the_bound_of_all_values(services: Services) -> None:
+    """A request cannot carry a longer value."""
     told = (40, "The configuration value cannot be added because it exceeds the maximum value size of 32767 bytes.")
-    key = "log.cleaner.min.cleanable.ratio"
-    assert await set_one(services, BROKER, "", key, "0" * 32_768) == told
-    assert await set_one(services, BROKER, "", key, "0" * 32_767) == OK
-    assert (await alter(services, resource(BROKER, "", (key, DELETE, "0" * 32_768)))) == [OK]
+    key, replicas = "leader.replication.throttled.replicas", ",".join(f"{number}:1" for number in range(10_000, 14_000))
+    assert await set_one(services, TOPIC, "t", key, replicas) == OK
+    assert await alter(services, resource(TOPIC, "t", (key, APPEND, "20000:1"))) == [OK]
+    assert await alter(services, resource(TOPIC, "t", (key, APPEND, replicas.replace(":1", ":2")))) == [told]
+    assert await set_one(services, BROKER, "", "log.cleaner.min.cleanable.ratio", "0" * 32_767) == OK
 
 
 async def test_a_subscription_with_very_many_patterns_is_judged_in_milliseconds(services: Services) -> None:
     """To compile one of these classes takes 4 ms, because Python makes a table of 65,536 letters; all of them, 15 s."""
     pattern = "[a\u0101-\uffff]" * 35
-    value = ",".join(f"client_id={pattern}{number}" for number in range(100))
+    value = ",".join(f"client_id={pattern}{number}" for number in range(99))
     began_s = time.process_time()
     assert await set_one(services, METRICS, "s", "match", value) == OK
     assert time.process_time() - began_s < 1

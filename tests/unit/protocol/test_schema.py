@@ -36,6 +36,7 @@ from tidelog.protocol.codec.schema import (
     uuid,
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
+from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 
 
@@ -403,6 +404,29 @@ def test_a_message_holds_so_many_tagged_fields():
             continue
         with pytest.raises(MalformedMessage, match="elements"):
             MetadataRequest.decode(bytes(body), 9)
+
+
+@pytest.mark.parametrize("version", [5, 9])  # 9 is flexible
+def test_a_string_in_a_request_has_at_most_32767_bytes(version: int) -> None:
+    """A JoinGroup with a group id of 50 MB was decoded, answered and logged: Kafka closes the connection."""
+    longest = JoinGroupRequest(group_id="ä" + "g" * 32_765)
+    data = longest.encode(version)
+    assert JoinGroupRequest.decode(data, version) == longest
+    with pytest.raises(ValueError, match="cannot be encoded"):
+        JoinGroupRequest(group_id="ä" + "g" * 32_766).encode(version)
+
+
+def test_a_longer_string_in_a_request_is_not_decoded() -> None:
+    body = bytearray(b"\0")
+    write_uvarint(body, 32_769)
+    with pytest.raises(MalformedMessage, match="a string of 32768 bytes"):
+        MetadataRequest.decode(bytes(b"\x02" + bytes(16) + body[1:] + b"x" * 32_768 + bytes(4)), 12)
+
+
+def test_a_string_in_an_answer_may_be_longer() -> None:
+    """The message of an error may repeat the name that it is about."""
+    answer = JoinGroupResponse(protocol_name="p" * 40_000)
+    assert JoinGroupResponse.decode(answer.encode(9), 9) == answer
 
 
 def test_a_section_claims_no_more_tagged_fields_than_there_are_bytes_for():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from struct import Struct, unpack_from
 from typing import Any, NoReturn
 
-from tidelog.protocol.codec.fields import FIXED_WIDTH, Declaration, Field
+from tidelog.protocol.codec.fields import FIXED_WIDTH, STRING_BYTES_MAX, Declaration, Field
 from tidelog.protocol.codec.primitives import continue_uvarint, read_uvarint, skip_tagged_fields
 from tidelog.protocol.errors import MalformedMessage
 
@@ -94,10 +94,12 @@ class DecoderSource:
             "null": _null,
             "too_many": _too_many,
             "bad_size": _bad_size,
+            "too_long": _too_long,
         }
         self.counter = 0
+        self.is_request = message.__name__.endswith("Request")
         self.emit("end = len(b)")
-        self.emit(f"left = {REQUEST_BUDGET if message.__name__.endswith('Request') else BUDGET}")
+        self.emit(f"left = {REQUEST_BUDGET if self.is_request else BUDGET}")
         if in_steps:
             self.emit(f"mark = p + {STEP_BYTES}")
         if message.HAS_RECORDS:
@@ -227,7 +229,7 @@ class DecoderSource:
             self.flush()
             self.depth -= 1
 
-    def length(self, compact: bool, width: str) -> str:
+    def length(self, compact: bool, width: str, *, is_string: bool = False) -> str:
         """Emit the read of a length prefix.
 
         Null is 0 when compact (lengths are one higher), else negative.
@@ -236,7 +238,10 @@ class DecoderSource:
         self.run.append(("B" if compact else width, length))
         self.flush()
         if compact:
-            self.emit(f"if {length} > 127: {length}, p = long(b, p, {length})")
+            self.emit(f"if {length} > 127:")
+            self.emit(f"    {length}, p = long(b, p, {length})")
+            if is_string and self.is_request:
+                self.emit(f"    if {length} > {STRING_BYTES_MAX + 1}: too_long({length} - 1)")
         return length
 
     def null(self, target: str, nullable: bool) -> None:
@@ -247,7 +252,7 @@ class DecoderSource:
 
     def sized(self, target: str, kind: str, nullable: bool, compact: bool) -> None:
         """A string, a byte string or records."""
-        length = self.length(compact, "h" if kind == "string" else "i")
+        length = self.length(compact, "h" if kind == "string" else "i", is_string=kind == "string")
         self.emit(f"if {length}:" if compact else f"if {length} >= 0:")
         self.depth += 1
         stop = self.name("q")
@@ -340,6 +345,10 @@ def _too_many(count: int) -> NoReturn:
     raise MalformedMessage(
         f"an array or section claims {count} elements, more than the message can hold or than is sensible"
     )
+
+
+def _too_long(size_bytes: int) -> NoReturn:
+    raise MalformedMessage(f"a string of {size_bytes} bytes: a request may have {STRING_BYTES_MAX} in one")
 
 
 def _bad_size(tag: int) -> NoReturn:

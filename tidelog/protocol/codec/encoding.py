@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from struct import Struct, pack
 from typing import Any, NoReturn
 
-from tidelog.protocol.codec.fields import FIXED_WIDTH, Declaration, Field
+from tidelog.protocol.codec.fields import FIXED_WIDTH, STRING_BYTES_MAX, Declaration, Field
 from tidelog.protocol.codec.primitives import write_uvarint
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -58,10 +58,12 @@ class EncoderSource:
         self.names: dict[str, Any] = {
             "uvarint": write_uvarint,
             "pack": pack,
+            "too_long": _too_long,
             "unsupported": _unsupported,
             "version": version,
         }
         self.counter = 0
+        self.is_request = message.__name__.endswith("Request")
         if in_steps:
             self.emit("elements = 0")
             self.emit(f"mark = len(out) + {STEP_BYTES}")
@@ -100,7 +102,7 @@ class EncoderSource:
             self.emit(self.pack_statement(self.run))
             self.run.clear()
 
-    def length(self, length: str, compact: bool, width: str) -> None:
+    def length(self, length: str, compact: bool, width: str, *, is_string: bool = False) -> None:
         """Emit a length prefix (one higher when compact) together with the run before it."""
         if not compact:
             self.run.append((width, length))
@@ -110,6 +112,8 @@ class EncoderSource:
         self.emit("else:")
         self.depth += 1
         self.flush()
+        if is_string and self.is_request:
+            self.emit(f"if {length} > {STRING_BYTES_MAX + 1}: too_long({length} - 1)")
         self.emit(f"uvarint({self.out}, {length})")
         self.depth -= 1
 
@@ -203,7 +207,7 @@ class EncoderSource:
         self.emit(f"{length} = len({local}){one_more}")
         if nullable:
             self.depth -= 1
-        self.length(length, compact, "h" if kind == "string" else "i")
+        self.length(length, compact, "h" if kind == "string" else "i", is_string=kind == "string")
         if kind == "records" and self.in_pieces:
             assert self.out == "out", "records are no tagged field"
             self.emit(f"if len({local}) < {CUT_BYTES}: out += {local}")
@@ -284,6 +288,10 @@ def _compile(encoder_source: EncoderSource, message: type[Declaration], version:
     code = compile(encoder_source.source, f"<encoder of {message.__name__} version {version}>", "exec")
     exec(code, encoder_source.names)  # noqa: S102 - our own text, made of declarations only
     return encoder_source.names["encode"]
+
+
+def _too_long(size_bytes: int) -> NoReturn:
+    raise OverflowError(f"it has a string of {size_bytes} bytes, more than {STRING_BYTES_MAX}")
 
 
 def _unsupported(message: str, field: str, version: int) -> NoReturn:

@@ -19,6 +19,9 @@ NEVER = 1 << 15  # versions are int16: a lower bound that no version reaches
 ALL = range(NEVER)
 NONE = range(0)
 
+STRING_BYTES_MAX = 32_767
+"""The maximum size of a string in a request of any version. The code that Kafka generates has this rule."""
+
 # Struct format and size of each fixed-width type.
 FIXED_WIDTH = {
     "bool": ("?", 1),
@@ -145,7 +148,7 @@ def string(
     tag: int | None = None,
     compact: bool = True,
 ) -> str:
-    """UTF-8; at most 32767 bytes in versions that are not flexible."""
+    """UTF-8; at most STRING_BYTES_MAX in a request, and in versions that are not flexible."""
     return cast(str, _field("string", default, versions, ignorable, tag, nullable=nullable, compact=compact))
 
 
