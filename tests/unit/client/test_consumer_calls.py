@@ -147,6 +147,20 @@ async def test_a_refused_topic_of_a_subscription_is_raised_and_the_others_are_re
             assert await read(consuming, 3) == [0, 1, 2]
 
 
+async def test_offsets_of_a_topic_that_was_refused_are_asked_for_anew() -> None:
+    """After an ACL has come. The refusal in the metadata was raised until these were as old as metadata_max_age_ms."""
+    mine = TopicPartition("mine", 0)
+    async with FakeCluster(mine=1) as cluster, consumer(cluster) as consuming:
+        fill(cluster, "mine", 0, 3)
+        cluster.script(MetadataRequest, *[refuse_mine] * 9999)
+        for _ in range(2):
+            with pytest.raises(KafkaError, match="topic 'mine'") as caught:
+                await consuming.end_offsets([mine])
+            assert caught.value.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        cluster.scripts.clear()
+        assert await consuming.end_offsets([mine]) == {mine: 3}
+
+
 async def test_a_refused_topic_of_assigned_partitions_with_a_position_is_raised():
     """Without a position its lookup raises; with one, polls were empty for good."""
     mine = TopicPartition("mine", 0)

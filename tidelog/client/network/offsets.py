@@ -42,6 +42,7 @@ async def list_offsets(
     errors: dict[TopicPartition, KafkaError] = {}
 
     async def ask(partitions: list[TopicPartition]) -> Iterable[TopicPartition]:
+        led = [partition for partition in partitions if cluster.metadata.leader(partition) >= 0]
         refused = await list_offsets_once(
             cluster,
             {partition: timestamps[partition] for partition in partitions},
@@ -49,7 +50,8 @@ async def list_offsets(
             on_offsets=offsets.update,
             refreshes_before=refreshes_before,
         )
-        raise_lasting(refused.values())
+        # The others have errors of the metadata, which may be older than this call: a refresh comes first.
+        raise_lasting(refused[partition] for partition in led if partition in refused)
         errors.update(refused)
         return [partition for partition in partitions if partition not in offsets]
 
