@@ -422,6 +422,29 @@ async def test_a_refused_producer_id_fails_everything_with_its_reason(caplog):
         assert len(await sending.partitions_for("t")) == 1
 
 
+async def test_a_refused_producer_id_is_asked_for_again_after_the_backoff() -> None:
+    """A program that sends on sent one InitProducerId for each record."""
+
+    def refusal(request: object, node: FakeNode) -> InitProducerIdResponse:
+        return InitProducerIdResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+
+    async with (
+        FakeCluster(t=1) as cluster,
+        producer(cluster, retry_backoff_ms=200, retry_backoff_max_ms=200) as sending,
+    ):
+        cluster.script(InitProducerIdRequest, *[refusal] * 10_000)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        for _ in range(5):
+            with pytest.raises(KafkaError) as caught:
+                await sending.send_and_wait("t", b"x")
+            assert caught.value.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        assert loop.time() - began_s >= 4 * 0.8 * 0.2, "with its jitter"
+        assert len(cluster.sent(InitProducerIdRequest)) == 5
+        cluster.scripts.clear()
+        assert (await sending.send_and_wait("t", b"x")).offset == 0
+
+
 async def test_a_producer_that_was_closed_or_never_used_closes():
     async with FakeCluster(t=1) as cluster:
         sending = producer(cluster)

@@ -91,6 +91,9 @@ class Sender:
         self._timer_due_s = 0.0  # uvloop's handle of a time that is past has no `when`
         self._next_expiry_check_ms = 0.0
         self._identity_task: asyncio.Task[None] | None = None
+        self._identity_refusals = 0
+        self._identity_due_s = 0.0
+        """When an identity may be asked for again. A program that sends on did so with every record."""
         self._throttled_until_ms: dict[int, float] = {}
         self._stuck_since_ms: dict[int, float] = {}
         """By node the time since which due batches could not be sent to it."""
@@ -603,6 +606,8 @@ class Sender:
     async def _init_producer_id(self) -> None:
         failures = 0
         try:
+            if (wait_s := self._identity_due_s - self._loop.time()) > 0:
+                await asyncio.sleep(wait_s)
             while True:
                 try:
                     answer = await self._cluster.call_any(
@@ -612,11 +617,15 @@ class Sender:
                     code = ErrorCode.of(answer.error_code)
                     if code is ErrorCode.NONE:
                         self._session.adopt_identity(answer.producer_id, answer.producer_epoch)
+                        self._identity_refusals = 0
                         return
                     last_error = KafkaError(code, "the broker gave no producer id")
                 except KafkaError as error:
                     last_error = error
                 if not last_error.retriable:
+                    self._identity_refusals += 1
+                    wait_ms = self._cluster.retry_backoff.wait_ms(self._identity_refusals)
+                    self._identity_due_s = self._loop.time() + wait_ms / 1000
                     self.fail_all(last_error)  # a later batch requests an identity again
                     return
                 failures += 1
