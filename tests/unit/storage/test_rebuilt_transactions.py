@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, idempotent, marker
+from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker
 from tests.unit.storage.test_damage import copy_of, damage, repair
 from tests.unit.storage.test_removed_files import scrub
 from tidelog.protocol.batches.record_batch import BatchHeader
@@ -148,3 +149,39 @@ def test_a_snapshot_counts_more_than_what_was_read_across_damage(logs: MakeLogs)
     assert [damaged.first_offset for _, damaged in log.damaged_ranges()] == [hidden.first_offset]
     assert spoil(log) == [1, 4]
     assert [row.first_offset for row in rows_of(log)] == [row.first_offset for row in rows]
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_fetch_asks_only_segments_with_aborted_transactions_for_them(
+    logs: MakeLogs, monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
+    """It asked each later segment: of ten thousand without a transaction, every fetch took 7 ms of CPU. A row
+    that is only in memory, as the volume is full, is not missed."""
+    made = logs(segment_bytes=180)
+    asked = list[str]()
+    real_collect, real_write = TransactionIndex.collect, TransactionIndex._write
+
+    def collect(index: TransactionIndex, fetch_offset: int, upper_offset: int) -> tuple[list[AbortedTransaction], bool]:
+        asked.append(index.path)
+        return real_collect(index, fetch_offset, upper_offset)
+
+    def write(index: TransactionIndex, data: bytes, position: int) -> None:
+        if not is_written:
+            raise OSError(errno.ENOSPC, "full")
+        real_write(index, data, position)
+
+    monkeypatch.setattr(TransactionIndex, "collect", collect)
+    monkeypatch.setattr(TransactionIndex, "_write", write)
+    made.append(*[batch(value=b"x" * 100) for _ in range(20)])
+    made.append(idempotent(0, transactional=True), from_client=False)
+    made.append(*[batch(value=b"x" * 100) for _ in range(20)])
+    made.append(marker(abort=True), from_client=False)
+    made.append(*[batch(value=b"x" * 100) for _ in range(20)])
+    for reopen in (lambda: made.log, made.close_and_open, made.kill_and_open):
+        log = reopen()
+        assert log.segment_count > 60
+        asked.clear()
+        for from_offset, upper_offset in ((0, 22), (15, 62), (20, 21), (41, 62)):
+            assert log.aborted_transactions(from_offset, upper_offset) == [(7, 20, 41, 42)]
+        assert len(asked) == 4
+        assert log.aborted_transactions(42, 62) == []

@@ -96,6 +96,11 @@ class TransactionIndex:
             before = last_offset
         return data
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is known to have no rows. Asks nothing of the device: False for a file that was not read yet."""
+        return not self._data and self._data is not None
+
     def append(self, row: AbortedTransaction) -> None:
         data = self._loaded()
         assert not data or row.last_offset > _last_offset(data, len(data) // _ROW.size - 1), row
