@@ -176,6 +176,8 @@ def test_two_processes_of_one_id(state):
 def test_a_restart_after_which_no_controller_knows_the_old_process(state):
     """A session out of the log: from the same directories at the same addresses it is the successor."""
     register(state, Broker(4), log_dirs=[directory_id(4, 0), directory_id(4, 1)])
+    for used in (directory_id(4, 0), directory_id(4, 1)):
+        assert refusal(state, Broker(5), log_dirs=[b"x" * 16, used]) is ErrorCode.INVALID_REGISTRATION
     again = Broker(4, incarnation=7)
     moved = [Listener(name="PLAINTEXT", host="other", port=9004, security_protocol=0)]
     heard_nothing = {"has_valid_session": True, "was_heard": False}

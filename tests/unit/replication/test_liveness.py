@@ -65,6 +65,13 @@ def test_a_leaving_broker_waits_until_everybody_knows():
     assert wish(found) == (F, U)
 
 
+def test_a_leaving_broker_that_was_fenced_may_stay_after_all():
+    found = sessions(1, 2)
+    found.enter_controlled_shutdown(1, 50)
+    found.fence([1])
+    assert wish(found) == (F, U)
+
+
 def test_all_who_were_silent_too_long_are_stale_together():
     found = sessions(1, 2, 3)
     found.register(4, 14, fenced=True, now_ms=0)

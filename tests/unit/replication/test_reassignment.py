@@ -19,7 +19,7 @@ from tidelog.protocol.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsTopics,
 )
-from tidelog.protocol.messages.metadata_records import FeatureLevelRecord
+from tidelog.protocol.messages.metadata_records import FeatureLevelRecord, PartitionChangeRecord
 from tidelog.replication.controller.decisions.isr_alterations import alter_partition
 from tidelog.replication.controller.decisions.leaders import fence_brokers, forget_incarnation, unfence_broker
 from tidelog.replication.controller.decisions.reassignment import (
@@ -28,6 +28,7 @@ from tidelog.replication.controller.decisions.reassignment import (
 )
 from tidelog.replication.controller.decisions.state import NewTopic, at_once
 from tidelog.replication.controller.decisions.supported_features import READS_BEFORE_REMOVAL
+from tidelog.replication.controller.metadata.image import NO_LEADER, RECOVERED, RECOVERING
 
 
 @pytest.fixture
@@ -218,6 +219,42 @@ def test_a_removal_does_not_end_because_the_removed_replica_leaves_the_isr(state
     move(state, [1])
     assert in_sync(state, 1) is ErrorCode.NONE
     assert (part(state).replicas, part(state).isr) == ((1, 2), (1,))
+    assert in_sync(state, 1) is ErrorCode.NONE
+    assert part(state).replicas == (1,)
+
+
+def test_a_leader_that_has_recovered_has_not_read_its_log(state):
+    let_read(state, 1, 2)
+    move(state, [1])
+    in_sync(state, 1)
+    topic_id = state.image.topics_by_name["t"].topic_id
+    apply(state, [PartitionChangeRecord(partition_id=0, topic_id=topic_id, leader_recovery_state=RECOVERING)])
+    assert in_sync(state, 1) is ErrorCode.NONE
+    assert (part(state).replicas, part(state).leader_recovery_state) == ((1, 2), RECOVERED)
+    assert in_sync(state, 1) is ErrorCode.NONE
+    assert part(state).replicas == (1,)
+
+
+def test_the_present_leader_is_the_one_that_reads_also_where_another_replica_comes_first(state):
+    apply(state, state.create_topics([NewTopic("u", assignments=[(0, [1, 2, 3])])])[0])
+    topic_id = state.image.topics_by_name["u"].topic_id
+    apply(state, [PartitionChangeRecord(partition_id=0, topic_id=topic_id, leader=2)])
+    let_read(state, 2)
+    move(state, [1, 2], name="u")
+    moved = state.image.topics_by_name["u"].partitions[0]
+    assert (moved.replicas, moved.removing_replicas, moved.leader) == ((1, 2, 3), (3,), 2)
+
+
+def test_a_removal_waits_for_a_leader_that_reads(state):
+    apply(state, [FeatureLevelRecord(name="eligible.leader.replicas.version", feature_level=0)])
+    let_read(state, 1)
+    for broker in (2, 1):
+        apply(state, fence_brokers(state, [broker]))
+    assert (part(state).isr, part(state).leader) == ((1,), NO_LEADER)
+    move(state, [1])
+    assert part(state).replicas == (1, 2)
+    apply(state, unfence_broker(state, 1))
+    assert (part(state).replicas, part(state).leader) == ((1, 2), 1)
     assert in_sync(state, 1) is ErrorCode.NONE
     assert part(state).replicas == (1,)
 

@@ -519,6 +519,44 @@ class TestFlushing:
         made.log.flush()
         assert (made.log.committable_offset, made.log.flush_due) == (6, False)
 
+    def test_of_two_offsets_from_which_it_waits_the_first_counts(self, logs: MakeLogs):
+        made = logs(flush_messages=4)
+        made.append(batch(3), batch(2))
+        for offset, committable in ((4, 3), (1, 1), (2, 1)):
+            made.log.durability.block_from(offset)
+            assert made.log.committable_offset == committable
+        made.log.flush()
+        assert made.log.committable_offset == 5
+
+    def test_what_follows_a_truncation_during_a_flush_waits_for_the_next_one(self, logs: MakeLogs):
+        made = logs(flush_messages=1)
+        made.append(batch(1), batch(2))
+        task = made.log.begin_flush()
+        task.run()
+        made.log.truncate_to(1)
+        made.append(batch(2))
+        made.log.finish_flush(task)
+        assert (made.log.committable_offset, made.log.flush_due) == (1, True)
+        task = made.log.begin_flush()
+        assert [segment for segment, _ in task.segments] == [made.log.segments.active]
+        task.run()
+        made.log.finish_flush(task)
+        assert made.log.committable_offset == 3
+
+    def test_the_checkpoint_waits_for_the_indexes_of_sealed_segments(self, logs: MakeLogs):
+        made = logs()
+        made.append(batch(3))
+        made.log.flush()
+        for _ in range(2):
+            made.log.roll(NOW)
+            made.append(batch(2))
+            assert made.log.durability.checkpointable == 2
+        task = made.log.begin_flush()
+        assert made.log.durability.checkpointable == 2
+        task.run()
+        made.log.finish_flush(task)
+        assert made.log.durability.checkpointable == 7
+
     def test_without_a_policy_nothing_waits(self, logs: MakeLogs):
         made = logs()
         made.append(batch(100))

@@ -76,6 +76,13 @@ def test_a_gap_that_holds_more_is_none_of_ours(refused: Refused):
     assert refused.gap(110, expected=100, place=ELSEWHERE) is None
 
 
+def test_a_batch_of_a_later_epoch_follows_none_of_an_earlier_one(refused: Refused):
+    refused.note(100)
+    refused.note(110, epoch=1)
+    assert refused.gap(120, epoch=1) == ErrorCode.NOT_ENOUGH_REPLICAS
+    assert refused.gap(110, epoch=1) is None
+
+
 def test_a_batch_refused_for_good_is_not_awaited(refused: Refused):
     refused.note(100, code=ErrorCode.MESSAGE_TOO_LARGE, expected=100)
     assert refused.gap(110, expected=100) is None

@@ -62,6 +62,12 @@ def test_the_batches_after_it_need_none(log: PartitionLog):
     assert send(log, 1).first_offset == 1
 
 
+def test_an_open_transaction_of_an_earlier_epoch_is_none_of_a_later_one(log: PartitionLog):
+    send(log, 0, begin(log))
+    assert refused(send, log, 0, epoch=1) == ErrorCode.INVALID_TXN_STATE
+    assert begin(log, epoch=1) is not None
+
+
 def test_a_verification_serves_one_transaction(log: PartitionLog):
     verification = begin(log)
     send(log, 0, verification)
