@@ -245,6 +245,23 @@ async def test_what_is_still_ending_is_waited_for(version):
         assert cluster.transactions.committed == [b"1"]
 
 
+@pytest.mark.parametrize("refused", [InitProducerIdRequest, ProduceRequest, EndTxnRequest])
+async def test_what_does_not_end_for_long_is_asked_for_after_the_backoff(refused: Any) -> None:
+    """As while a partition of the previous transaction has no leader: each producer asked fifty times a second."""
+    wait = ErrorCode.CONCURRENT_TRANSACTIONS
+    refusals = {InitProducerIdRequest: refuse_init, ProduceRequest: refuse_produce, EndTxnRequest: refuse_end}
+    waits: dict[str, Any] = {"retry_backoff_ms": 100, "retry_backoff_max_ms": 1000}
+    async with cluster_of(2) as cluster, transactional(cluster, **waits) as sending:
+        cluster.script(refused, *[refusals[refused](wait)] * 10_000)
+        running = asyncio.create_task(run(sending, b"1"))
+        await asyncio.sleep(1.5)
+        assert len(cluster.sent(refused)) <= 16, "ten soon, the others after 100 ms, 200 ms and so on"
+        cluster.scripts.clear()
+        async with asyncio.timeout(PATIENCE_S):
+            await running
+        assert cluster.transactions.committed == [b"1"]
+
+
 @both_versions
 async def test_a_refused_end_is_sent_again_after_the_backoff(version):
     times_s: list[float] = []

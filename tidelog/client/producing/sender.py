@@ -21,6 +21,7 @@ from typing import Any
 from tidelog.client.client_logging import client_logger
 from tidelog.client.config import ProducerConfig
 from tidelog.client.model import TopicPartition
+from tidelog.client.network.backoff import ExponentialBackoff
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection, FrameReader, Request
 from tidelog.client.network.metadata import NO_TOPIC_ID
@@ -55,7 +56,7 @@ LAST_VERSION_WITH_NAMES = 12
 _LAST_VERSION_OF_TRANSACTION_VERSION_1 = 11
 """From Produce 12 on the leader adds the partition to the transaction (KIP-890)."""
 CLOSED_BEFORE_DELIVERY = "the producer was closed before this was delivered"
-CONCURRENT_TRANSACTIONS_WAIT_MS = 20.0
+_CONCURRENT_TRANSACTIONS_WAIT_MS = 20.0
 """The wait for the end of the previous transaction, which takes milliseconds (as in Java)."""
 _EXPIRY_CHECK_MS = 50.0
 _IMMEDIATE_ATTEMPTS_MAX = 10
@@ -458,7 +459,7 @@ class Sender:
             )
             wait_ms = 0.0 if retries_at_once else self._cluster.retry_backoff.wait_ms(batch.attempts)
             if code is ErrorCode.CONCURRENT_TRANSACTIONS:
-                wait_ms = min(wait_ms, CONCURRENT_TRANSACTIONS_WAIT_MS)
+                wait_ms = wait_for_end_ms(self._cluster.retry_backoff, batch.attempts)
             logger.debug("%s: sending again in %.0f ms after %s", batch.partition, wait_ms, code.name)
             batch.refusal = f"{code.name}: {message}" if message else code.name
             self._accumulator.put_back(batch, now_ms + wait_ms)
@@ -633,6 +634,16 @@ class Sender:
         finally:
             self._identity_task = None
             self.wake()
+
+
+def wait_for_end_ms(backoff: ExponentialBackoff, attempts: int) -> float:
+    """The wait after so many attempts of which the last met CONCURRENT_TRANSACTIONS: short at first, then the backoff.
+
+    The previous transaction cannot end while a partition of it has no leader. All its producers ask meanwhile.
+    """
+    if attempts > _IMMEDIATE_ATTEMPTS_MAX:
+        return backoff.wait_ms(attempts - _IMMEDIATE_ATTEMPTS_MAX)
+    return min(backoff.wait_ms(attempts), _CONCURRENT_TRANSACTIONS_WAIT_MS)
 
 
 def _message_of(result: PartitionProduceResponse) -> str | None:

@@ -20,7 +20,7 @@ from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import COORDINATOR, Cluster
 from tidelog.client.network.outcomes import start_task
 from tidelog.client.producing.producer_session import ProducerSession
-from tidelog.client.producing.sender import CONCURRENT_TRANSACTIONS_WAIT_MS, Sender
+from tidelog.client.producing.sender import Sender, wait_for_end_ms
 from tidelog.client.producing.transaction_errors import TransactionAborted
 from tidelog.client.producing.transaction_manager import (
     AddOffsets,
@@ -266,8 +266,9 @@ class TransactionSender:
             return 0.0
         self._last_problem = message
         logger.debug("transactional id %r: sending again after: %s", manager.transactional_id, message)
-        wait_ms = self._cluster.retry_backoff.wait_ms(attempt)
-        return min(wait_ms, CONCURRENT_TRANSACTIONS_WAIT_MS) if code is ErrorCode.CONCURRENT_TRANSACTIONS else wait_ms
+        if code is ErrorCode.CONCURRENT_TRANSACTIONS:
+            return wait_for_end_ms(self._cluster.retry_backoff, attempt)
+        return self._cluster.retry_backoff.wait_ms(attempt)
 
     async def _dispatch(self, request: Request) -> None:
         if isinstance(request, InitProducerId):
