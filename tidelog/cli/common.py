@@ -34,6 +34,7 @@ HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 _SUMMARY_CHARS_MAX = 200
 _DEFAULT_PORT = 9092
+_REPEATED_SIGNAL_S = 1.0
 _PATTERN_CHARACTERS = frozenset("*+?[](){}|^$\\")
 
 
@@ -219,6 +220,25 @@ def end_signals() -> list[signal.Signals]:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     return numbers
+
+
+def call_at_end_signals(stop: Callable[[], object]) -> None:
+    """Call `stop` at the first of `end_signals`. One that comes a second later or more ends the process: a broker may
+    never answer what the command still waits for. What comes sooner means the same again: timeout(1) sends each twice.
+    """
+    loop, signals = asyncio.get_running_loop(), end_signals()
+
+    def stop_once() -> None:
+        stop()
+        loop.call_later(_REPEATED_SIGNAL_S, let_them_end_it)
+
+    def let_them_end_it() -> None:
+        for number in signals:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)  # Python's own for SIGINT would wait for the same answer
+
+    for number in signals:
+        loop.add_signal_handler(number, stop_once)
 
 
 def fail(message: str) -> int:

@@ -19,10 +19,10 @@ import click
 from tidelog.cli.common import (
     HELP,
     IntegerRange,
+    call_at_end_signals,
     cannot_write,
     client_options,
     connecting,
-    end_signals,
     fail,
     run,
     say_count,
@@ -171,8 +171,7 @@ async def _consume(options: dict[str, Any], selection: Selection, render: Render
         reading = _Reading(consumer, selection)
         await reading.prepare()
         warn_of_unreachable_brokers()
-        for number in end_signals():
-            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        call_at_end_signals(stopping.set)
         await reading.print_all(render, stopping)
         return reading
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -23,9 +22,9 @@ from tidelog.cli.common import (
     HELP,
     PATIENCE_MS,
     IntegerRange,
+    call_at_end_signals,
     client_options,
     connecting,
-    end_signals,
     print_json,
     reason,
     run,
@@ -40,7 +39,6 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 _READ_BYTES = 1 << 16
 _LINE_BYTES_MAX = 1 << 27
 _SETTLE_ABOVE = 1000
-_REPEATED_SIGNAL_S = 1.0
 # A user waits at the terminal. A cluster that lives elects another leader sooner than a record's time is over.
 _TIMEOUTS = {"max_block_ms": PATIENCE_MS, "request_timeout_ms": 10_000, "delivery_timeout_ms": 30_000}
 
@@ -230,7 +228,7 @@ async def _produce(options: dict[str, Any], target: Target, parse: Callable[[byt
     async with Producer(**options) as producer:
         number = 0
         standard_input = _Input(sys.stdin.fileno())
-        standard_input.stop_at_signals()
+        call_at_end_signals(standard_input.stop)
         try:
             async for line in standard_input.lines():
                 number += 1
@@ -301,24 +299,9 @@ class _Input:
         self._readable = asyncio.Event()
         self.is_stopped = False
 
-    def stop_at_signals(self) -> None:
-        """The first signal ends the input, one a second later the command: a broker may never acknowledge what was
-        sent. What comes sooner means the same again: timeout(1) sends each signal twice.
-        """
-        loop, signals = asyncio.get_running_loop(), end_signals()
-
-        def stop() -> None:
-            self.is_stopped = True
-            self._readable.set()
-            loop.call_later(_REPEATED_SIGNAL_S, let_them_end_it)
-
-        def let_them_end_it() -> None:
-            for number in signals:
-                loop.remove_signal_handler(number)
-                signal.signal(number, signal.SIG_DFL)  # Python's own for SIGINT would wait for the deliveries
-
-        for number in signals:
-            loop.add_signal_handler(number, stop)
+    def stop(self) -> None:
+        self.is_stopped = True
+        self._readable.set()
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Yield each line as soon as it is complete, so that typed input works as well as a pipe."""

@@ -269,6 +269,35 @@ def test_a_signal_that_comes_twice_ends_a_producer_as_one_does(
         assert (process.returncode, err) == (1, b"2 records\ntidelog: interrupted\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_a_member_whose_broker_hangs(tmp_path: Path, number: signal.Signals):
+    """Its commit and its leave take the whole API timeout, and further signals changed nothing."""
+    with EmbeddedBroker(tmp_path / "data", process=True) as broker:
+        with Producer(bootstrap_servers=broker.bootstrap_servers) as producer:
+            producer.send("read", b"one").result(timeout=PATIENCE_S)
+        words = [sys.executable, "-m", "tidelog", "consume", "read", "-g", "readers", "-b", broker.bootstrap_servers]
+        process = subprocess.Popen(
+            [*words, "-o", "earliest", "-X", "default.api.timeout.ms=3600000"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        assert process.stdout is not None
+        try:
+            assert line_of(process) == b"one\n"
+            broker.pause()
+            process.send_signal(number)
+            time.sleep(1.5)
+            process.send_signal(number)
+            assert process.wait(timeout=PATIENCE_S) == -number
+        finally:
+            process.kill()
+            process.wait(timeout=PATIENCE_S)
+            process.stdout.close()
+            broker.resume()
+
+
 @pytest.mark.parametrize("number", [None, signal.SIGTERM])
 def test_more_lines_than_are_kept_unacknowledged_do_not_wait_for_their_linger(
     bootstrap: str, number: signal.Signals | None
