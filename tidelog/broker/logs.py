@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # At most REPEATS_MAX lines of one kind in WINDOW_S. Lines of level DEBUG have no limit.
 REPEATS_MAX = 20
 WINDOW_S = 10.0
-# The characters of an event's text, and of its traceback, of which the end is kept. A client's text may have 100 MB.
+# The characters of an event's text, and of its traceback, of which the end is kept. They may repeat a client's text.
 TEXT_CHARACTERS_MAX = 16_384
 # The number of kinds that are counted. Beyond it the oldest window is dropped.
 KINDS_MAX = 1000

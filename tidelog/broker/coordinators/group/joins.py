@@ -263,7 +263,7 @@ class JoinHandler:
 
 
 def _reason(request: JoinGroupRequest) -> str:
-    """For the log. A request may name one of 100 MB."""
+    """For the log. A request may name one of 32 KB."""
     return (request.reason or "not given")[:REASON_CHARACTERS_MAX]
 
 
