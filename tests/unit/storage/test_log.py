@@ -557,6 +557,56 @@ class TestFlushing:
         made.log.finish_flush(task)
         assert made.log.durability.checkpointable == 7
 
+    def test_a_truncation_takes_what_waits_with_it(self, logs: MakeLogs):
+        made = logs(flush_messages=4)
+        made.append(batch(3), batch(2), batch(2))
+        made.log.truncate_to(5)
+        assert (made.log.committable_offset, made.log.flush_due) == (3, True)
+        made.log.truncate_to(3)
+        assert (made.log.committable_offset, made.log.flush_due) == (3, False)
+
+    def test_the_checkpoint_waits_for_the_indexes_of_a_segment_that_a_truncation_opens_again(self, logs: MakeLogs):
+        made = logs()
+        made.append(batch(2), batch(2))
+        made.log.roll(NOW)
+        made.append(batch(2))
+        made.log.flush()
+        made.log.truncate_to(2)
+        assert made.log.durability.checkpointable == 1
+        made.log.flush()
+        assert made.log.durability.checkpointable == 2
+
+    def test_a_segment_that_is_sealed_during_a_flush_is_for_the_next_one(self, logs: MakeLogs):
+        made = logs(preallocate=True)
+        made.append(batch(2))
+        task = made.log.begin_flush()
+        made.log.roll(NOW)
+        task.run()
+        made.log.finish_flush(task)
+        assert made.log.flush_due
+        assert made.log.durability.checkpointable == 1
+        task = made.log.begin_flush()
+        assert made.log.segments.first in [segment for segment, _ in task.segments]
+        task.run()
+        made.log.finish_flush(task)
+        assert (made.log.flush_due, made.log.durability.checkpointable) == (False, 2)
+
+    def test_the_checkpoint_waits_for_the_flush_after_one_that_lacked_descriptors(self, logs: MakeLogs):
+        made = logs()
+        made.append(batch(2))
+        made.log.roll(NOW)
+        made.append(batch(2))
+        task = made.log.begin_flush()
+        task.error = OSError(errno.EMFILE, "too many")
+        with pytest.raises(OSError, match="too many"):
+            made.log.finish_flush(task)
+        made.append(batch(1))
+        assert (made.log.flush_due, made.log.durability.checkpointable) == (True, 0)
+        made.log.durability.recovery_point = 5
+        assert made.log.durability.checkpointable == 1
+        made.log.flush()
+        assert made.log.durability.checkpointable == 5
+
     def test_without_a_policy_nothing_waits(self, logs: MakeLogs):
         made = logs()
         made.append(batch(100))
