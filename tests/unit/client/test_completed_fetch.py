@@ -29,6 +29,29 @@ def offsets(fetched: CompletedFetch, limit: int = 1000) -> list[int]:
     return [record.offset for record in fetched.take(limit)]
 
 
+def assert_stops_at_offset_2(fetched: CompletedFetch, code: ErrorCode, message: str, columns: bool) -> None:
+    """Take records 0 and 1, then the same error each time, with the position left before offset 2.
+
+    Args:
+        fetched: A fetch whose batch at offset 2 cannot be read.
+        code: The expected error code.
+        message: What the error's text contains.
+        columns: Whether records are taken as columns.
+    """
+    if columns:
+        pytest.importorskip("pyarrow")
+        piece = fetched.take_columns(("offset",))
+        assert piece is not None
+        assert piece["offset"].to_pylist() == [0, 1]
+    else:
+        assert offsets(fetched) == [0, 1]
+    for _ in range(2):
+        with pytest.raises(KafkaError, match=message) as caught:
+            fetched.take_columns(("offset",)) if columns else fetched.take(10)
+        assert caught.value.code is code
+    assert (fetched.position, fetched.exhausted) == (2, False)
+
+
 def test_a_batch_that_starts_before_the_offset_is_cut():
     fetched = CompletedFetch(TP, 12, batch(10, 5) + batch(15, 2))
     first, *_ = records = fetched.take(1000)
@@ -137,16 +160,12 @@ def test_aborted_records_are_not_seen():
     assert offsets(CompletedFetch(TP, 0, aborted + plain, [(9, 0)])) == [2]
 
 
-def test_a_broken_batch_is_an_error_every_time_but_not_before_the_good_ones_are_out():
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_broken_batch_is_an_error_every_time_but_not_before_the_good_ones_are_out(columns: bool):
     broken = bytearray(batch(2, 2))
     broken[-1] ^= 1
     fetched = CompletedFetch(TP, 0, batch(0, 2) + bytes(broken) + batch(4, 1))
-    assert offsets(fetched) == [0, 1]
-    for _ in range(2):
-        with pytest.raises(KafkaError, match="offset 2 fails its CRC") as caught:
-            fetched.take(10)
-        assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
-    assert (fetched.position, fetched.exhausted) == (2, False)
+    assert_stops_at_offset_2(fetched, ErrorCode.CORRUPT_MESSAGE, "offset 2 fails its CRC", columns)
 
 
 @pytest.mark.parametrize("columns", [False, True])
@@ -155,18 +174,7 @@ def test_so_is_a_malformed_marker(columns: bool):
         [(5, b"\0", b"", ())], base_offset=2, producer_id=9, producer_epoch=0, transactional=True, control=True
     )
     fetched = CompletedFetch(TP, 0, batch(0, 2) + bytes(marker) + batch(3, 1), [(9, 1)])
-    if columns:
-        pytest.importorskip("pyarrow")
-        piece = fetched.take_columns(("offset",))
-        assert piece is not None
-        assert piece["offset"].to_pylist() == [0, 1]
-    else:
-        assert offsets(fetched) == [0, 1]
-    for _ in range(2):
-        with pytest.raises(KafkaError, match="control record key") as caught:
-            fetched.take_columns(("offset",)) if columns else fetched.take(10)
-        assert caught.value.code is ErrorCode.INVALID_RECORD
-    assert (fetched.position, fetched.exhausted) == (2, False)
+    assert_stops_at_offset_2(fetched, ErrorCode.INVALID_RECORD, "control record key", columns)
 
 
 @pytest.mark.parametrize("columns", [False, True])
@@ -177,18 +185,7 @@ def test_a_damaged_header_does_not_hide_its_batch_as_a_control_batch_or_an_abort
     damaged = bytearray(batch(2, 2, transactional=True, producer_id=8, producer_epoch=0, base_sequence=0))
     damaged[place] ^= flip
     fetched = CompletedFetch(TP, 0, batch(0, 2) + bytes(damaged) + batch(4, 1), [(9, 1)])
-    if columns:
-        pytest.importorskip("pyarrow")
-        piece = fetched.take_columns(("offset",))
-        assert piece is not None
-        assert piece["offset"].to_pylist() == [0, 1]
-    else:
-        assert offsets(fetched) == [0, 1]
-    for _ in range(2):
-        with pytest.raises(KafkaError, match="offset 2 fails its CRC") as caught:
-            fetched.take_columns(("offset",)) if columns else fetched.take(10)
-        assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
-    assert (fetched.position, fetched.exhausted) == (2, False)
+    assert_stops_at_offset_2(fetched, ErrorCode.CORRUPT_MESSAGE, "offset 2 fails its CRC", columns)
     unchecked = CompletedFetch(TP, 0, batch(0, 2) + bytes(damaged) + batch(4, 1), [(9, 1)], check_crcs=False)
     assert offsets(unchecked) == [0, 1, 4]
 

@@ -409,10 +409,16 @@ class CompletedFetch:
 def _checked_hidden(
     partition: TopicPartition, buffer: Buffer, headers: Iterable[tuple[int, BatchHeader]], aborted_ids: set[int]
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """These headers, up to one that says that its batch has no records for the reader, a control batch or an aborted
-    one, and fails its CRC: it may have some. No method, because its object would wait for the garbage collector.
+    """Yield these headers, and check the CRC of each batch whose header hides its records from the reader.
 
-    Raises KafkaError CORRUPT_MESSAGE.
+    A header hides records if it marks a control batch or belongs to an aborted transaction. One flipped bit in a header
+    may hide a batch that has records for the reader.
+
+    This is a function, not a method: a generator of a method refers to its object, which refers to the generator, and
+    only the garbage collector would free that circle.
+
+    Raises:
+        KafkaError: CORRUPT_MESSAGE, if the CRC of such a batch is wrong.
     """
     view = memoryview(buffer)
     for place in headers:
