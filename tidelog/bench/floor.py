@@ -31,7 +31,7 @@ _ANSWER_HEAD = Struct(">ii")
 _SIZE = Struct(">i")
 _TAGS_BYTES = 3  # behind the batch of the only partition
 _BUFFER_BYTES = 64 * 1024
-# Of one partition in a fetch session, size field included: a node's request, and its answer without the batches.
+# A node's request for one partition in a fetch session, and the answer without the batches, each with its size field.
 _FETCH_BYTES = 115
 _FETCHED_HEAD_BYTES = 77
 _FETCH = _SIZE.pack(_FETCH_BYTES - 4) + bytes(_FETCH_BYTES - 4)

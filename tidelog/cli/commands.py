@@ -86,8 +86,8 @@ def cli() -> None:
 
 
 def run(words: list[str]) -> int:
-    """Run one command; an expected failure becomes one line on standard error. So does a Ctrl-C that the command does
-    not handle.
+    """Run one command. An expected failure becomes one line on standard error, and so does a Ctrl-C that the command
+    does not handle.
 
     When the reader of the output has closed the pipe, as `head` does, it has what it wanted: that is no failure.
     A command that has more to do than to print goes on (`echo`).

@@ -173,8 +173,9 @@ def first_end(start: Offsets, ends: Offsets, at_end: Collection[TopicPartition])
 def replayed_start(start: Offsets, end: Offsets, at_end: Collection[TopicPartition], may_begin_later: bool) -> Offsets:
     """The start of a query's first micro-batch that ends at `end`, when it runs again after a restart.
 
-    `start` is where the query would begin now: its partitions may be more, and those that begin later than at first
-    have nothing to read then. Nor have those at the end of their log, also of a log that has fewer records now.
+    `start` is where the query would begin now. It may have more partitions than at first. A partition has nothing to
+    read in this micro-batch if it begins later than at first, or is at the end of its log, also if that log has fewer
+    records now.
     """
     return {
         each: end[each] if each in at_end else min(offset, end[each]) if may_begin_later else offset

@@ -4,7 +4,7 @@
 `ForkedNode` one that is forked from a process that has imported it (Kafka's is in `peers`). A broker
 is ready when a Metadata response lists at least one broker. Invariant: `stop`, the end of the `with`
 block, or any exit of this interpreter ends every process that this module started, and deletes what
-`make_temporary_directory` made. Of an interpreter that is killed, the next one deletes it.
+`make_temporary_directory` made. If an interpreter is killed, the next one deletes what it made.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One member of the demo's consumer group, a process of its own.
 
-Counts and sums every flight it is given until it is told to stop, commits, leaves the group, and reports its tallies
-with the offset ranges they come from, so that the parent can prove that the members together saw each record once.
+It counts and sums the flights that it reads until its parent stops it. Then it commits, leaves the group, and reports
+its sums with the ranges of offsets that they come from. With these the parent proves that the members together have
+read each record once.
 """
 
 from __future__ import annotations

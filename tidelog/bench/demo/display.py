@@ -1,6 +1,6 @@
 """Progress bars of the demo: the producer, each member of the group, and Spark's tasks.
 
-Knows how to draw, not what is done; `changes` counts the updates that moved something, so that a stall can be told.
+This module only draws. `changes` counts the updates that moved a bar, so that the demo notices a stall.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Topic:
 
     @property
     def port(self) -> int:
-        """Of the leader of the first partition."""
+        """The port of the leader of the first partition."""
         return self.leader_ports[0]
 
     def led_beside_the_first(self) -> list[int]:

@@ -17,7 +17,7 @@ from tidelog.bench.scenarios.base import Contestant, CpuMeter, Metric, Scenario,
 from tidelog.testing.usage import warm_pages
 
 _FIRST_REQUESTS = 200
-# Of a 200 B request, by how many are in flight: how often the floor's CPU it may cost.
+# The CPU of a 200 B request, as a multiple of the floor's, by the number of requests in flight.
 _FLOORS_AT_MOST = {1: 1.45, 16: 2.3}
 
 

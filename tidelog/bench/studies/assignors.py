@@ -107,9 +107,7 @@ class Assignors:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Of C1 and C2 together: rates and CPU shares over seconds, and partitions that went from one to
-    the other.
-    """
+    """What C1 and C2 did together: rates and CPU shares over seconds, and partitions that moved between them."""
 
     rates: list[tuple[float, float]]
     cpu_shares: list[tuple[float, float]]

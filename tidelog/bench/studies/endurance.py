@@ -45,7 +45,7 @@ _NODE_CONFIG = {**OPTIONS, "log.retention.check.interval.ms": "5000"}
 _TIMEOUT_S = 120.0
 _OUTPUT_BYTES = 1000
 _PEAK_QUEUE_RECORDS, _BURST_RECORDS = 20_000, 500
-# Of the last third against the first: what counts as noise.
+# The last third against the first: growth up to these factors counts as noise.
 _MEMORY_GROWTH_MAX, _LATENCY_GROWTH_MAX = 1.1, 2.0
 
 

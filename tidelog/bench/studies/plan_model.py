@@ -35,7 +35,7 @@ class Costs:
     out_byte_us: float
 
     def request_cpu_us(self, batch_bytes: int, replicas: int) -> float:
-        """Of one Produce request with acks=all."""
+        """CPU of all replicas for one Produce request with acks=all, in microseconds."""
         leader_us = self.request_us + self.byte_us * batch_bytes
         return leader_us + (replicas - 1) * (self.replica_request_us + self.replica_byte_us * batch_bytes)
 

@@ -64,7 +64,7 @@ def run(studies: Sequence[Study], context: Context, report: Report, save: Callab
 
 
 def versions(kafka: str | None) -> dict[str, str]:
-    """Of what is measured and of the client that measures; `kafka` is None where it does not take part."""
+    """Versions of the brokers that are measured and of the client that measures; `kafka` is None if it does not run."""
     version_of = {}
     for package in ("tidelog", "confluent-kafka"):
         try:

@@ -175,7 +175,7 @@ def _run_java(case: Case, bootstrap: str, name: str, records: int) -> float:
 
 
 def produced_rate(output: str) -> float:
-    """Of ProducerPerformance: the last summary is of the records after those that warm. Raises BenchError."""
+    """Records a second in the last summary of ProducerPerformance, without the warm-up. Raises BenchError."""
     rates: list[str] = re.findall(r"records sent, ([\d.]+) records/sec", output)
     if not rates:
         raise BenchError(f"no rate in {output[-200:]!r}")
@@ -183,7 +183,7 @@ def produced_rate(output: str) -> float:
 
 
 def consumed_rate(output: str) -> float:
-    """Of ConsumerPerformance: the last column, records a second without the time of joining. Raises BenchError."""
+    """Records a second in the output of ConsumerPerformance, without the time of joining. Raises BenchError."""
     for line in reversed(output.splitlines()):
         cells = line.split(",")
         if len(cells) == 10:

@@ -47,8 +47,8 @@ COLD_TASKS_MAX = 4096
 # The same for requests between nodes at the controllers: clients cannot take the places of heartbeats and votes.
 NODES_TASKS_MAX = 2 * COLD_TASKS_MAX
 KEYS_OF_NODES = frozenset({ApiKey.BROKER_HEARTBEAT, *(row.REQUEST.API_KEY for row in CONTROLLER_ROWS)})
-# Of a request for the active controller. Larger ones begin, and have their answers encoded, one in a turn of the loop:
-# very many may wait for the same commit.
+# Requests for the active controller up to this size begin at once. Only one larger one begins, or has its answer
+# encoded, in a turn of the loop: very many may wait for the same commit.
 AT_ONCE_BYTES_MAX = 256
 # A larger request of an API other than Produce and Fetch, which is not one of nodes, is decoded in steps.
 DECODED_AT_ONCE_BYTES_MAX = 32 * 1024

@@ -24,10 +24,11 @@ logger = logging.getLogger("tidelog.transactions")
 def controller_blocks(
     channel: ControllerChannel, node_id: int, broker_epoch: Callable[[], int]
 ) -> Callable[[], Awaitable[ProducerIdBlock]]:
-    """The blocks of ids that the controller allocates to this broker.
+    """Return a function that asks the controller for the next block of producer ids for this broker.
 
-    They raise KafkaError(COORDINATOR_LOAD_IN_PROGRESS), as Kafka's, if the controller refuses: what it says of this
-    broker, which may have to register again, would end a Java producer, which tries again after this.
+    It raises KafkaError(COORDINATOR_LOAD_IN_PROGRESS), as in Kafka, if the controller refuses. A Java producer tries
+    again after this code. It would end at the controller's own code, which is about this broker, for example that the
+    broker has to register again.
     """
 
     async def allocate() -> ProducerIdBlock:

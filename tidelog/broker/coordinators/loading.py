@@ -14,7 +14,7 @@ from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.batches.records import ControlRecordType, control_record_type, decode_batch
 
 RECORDS_PER_STEP = 500
-# Of a value, which count as one record more: that of a group with hundreds of members takes milliseconds to decode.
+# So many bytes of a value count as one more record: a group with hundreds of members takes milliseconds to decode.
 BYTES_PER_RECORD = 500
 STEP_DONE = -1
 CHUNK_NOT_READY = -2

@@ -49,7 +49,7 @@ PENDING_WRITES_MAX = 10_000
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 PENDING_BYTES_OF_NODE_MAX = 256 * 1024 * 1024
 PARKED_REQUESTS_MAX = 100_000
-# Of one turn of the loop, where none of them has anything to do; after a millisecond the others wait for the next turn.
+# Steps that find nothing to do, in one turn of the loop. After a millisecond the others wait for the next turn.
 IDLE_STEPS_MAX = 100
 # Writes and records that are replayed at once when they are committed, and then in a step.
 REPLAYED_PER_TURN = 500

@@ -40,7 +40,7 @@ VERSION: Final = 2
 OLDEST_VERSION: Final = 1  # Kafka's before 4.3; it lacks the transaction version
 BACKOFF_MIN_MS: Final = 100
 BACKOFF_MAX_MS: Final = 1000
-# Of one request, counted for each partition.
+# A marker counts once for each of its partitions.
 MARKERS_PER_REQUEST_MAX: Final = 5000
 # The other end answers within request.timeout.ms; its answer needs some time, too.
 ANSWER_GRACE_MS: Final = 5000

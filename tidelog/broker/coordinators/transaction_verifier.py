@@ -39,7 +39,7 @@ OLDEST_VERSION: Final = 4  # the first that asks for several transactions, and m
 TRANSACTIONS_PER_REQUEST_MAX: Final = 500
 # Far below what a coordinator takes; one question may have more.
 PARTITIONS_PER_REQUEST_MAX: Final = 5_000
-# Of one node. Producers retry what is refused.
+# Questions of this node that wait for an answer. Producers retry what is refused.
 QUESTIONS_MAX: Final = 10_000
 # The coordinator still writes the markers of the transaction before: it is asked again after so long, then twice that,
 # up to add.partitions.to.txn.retry.backoff.ms. A small transaction is over within a few milliseconds.

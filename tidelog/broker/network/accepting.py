@@ -73,8 +73,9 @@ async def stop_accepting(servers: Iterable[asyncio.Server]) -> None:
 
 
 def end(sock: Any) -> None:
-    """End a socket before it is closed: a close alone leaves it open where a fork of this process has it too. `sock`
-    is a socket, or what an event loop shows of one. That of uvloop has no such method.
+    """End a socket before it is closed: a close alone leaves it open if a fork of this process has it too.
+
+    `sock` is a socket, or what an event loop shows of one. What uvloop shows has no `shutdown`: then nothing is done.
     """
     with contextlib.suppress(OSError, TypeError, AttributeError):
         sock.shutdown(socket.SHUT_RDWR)

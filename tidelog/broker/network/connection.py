@@ -589,7 +589,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _count_private(self, written: list[Buffer], unsent_bytes: int) -> None:
         """`written` has been written, and not all of it has been sent: count what is not part of a mapped file.
 
-        Of what was written before the first mapped part, everything unsent counts.
+        Everything unsent that was written before the first mapped part counts.
         """
         mapped_bytes = sum(map(len, filter(is_mapped, written))) if self._keeps_maps else 0
         if not mapped_bytes and self._private_bytes < 0:

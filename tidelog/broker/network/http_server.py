@@ -1,8 +1,8 @@
 """An HTTP/1.1 server for metrics collectors and load balancers: GET and HEAD of a few pages, no bodies, bounded.
 
 This module handles bytes, limits and timeouts; `http_pages.py` builds the pages. Invariants: a connection gets one
-answer and is closed; bytes after its request are dropped; a new connection always gets a place, because an older one is
-closed for it, first one without a request. Kafka clients wait for at most one page.
+answer and is closed; bytes after its request are dropped; a new connection always gets a place. If there is none, an
+older connection is closed for it, at first one that has sent no request. Kafka clients wait for at most one page.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ TRICKLE_BYTES_PER_S = 64
 UNREAD_CHECK_S = 1.0
 # The smallest send buffer of a connection to a follower. With less, both sides wake up for every piece of an answer.
 FOLLOWER_SEND_BYTES = 300_000
-# Of the bound of all receive buffers: so much more only for small buffers, when large requests take all of it.
+# When large requests take all of the bound of receive buffers, small buffers may have so much of it in addition.
 SMALL_BUFFERS_SHARE = 1 / 8
 
 

@@ -140,7 +140,10 @@ class Flushes:
                 self._begin(partition, home_of(partition.log.directory))  # which it may have left meanwhile
 
     def acknowledge(self, partition: Partition) -> None:
-        """Of the partition's present log, which may have moved to another directory since the records were appended."""
+        """Acknowledge the records that are synced in the partition's present log.
+
+        The log may have moved to another directory since the records were appended.
+        """
         partition.advance_high_watermark()
         self._settle(partition.watch.syncs.take_reached(partition.log.committable_offset), None)
 

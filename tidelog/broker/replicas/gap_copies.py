@@ -54,10 +54,11 @@ def merge(
 ) -> tuple[bytes, int]:
     """The records from `first_offset` on that a replica in sync has, as far as each copy reaches.
 
-    Returns also the offset below which all replicas in sync have gaps; -1 without one. `end_offset`: of the leader's
-    gap. `is_empty`: the first batch may begin before `first_offset`, as a log may start inside a batch. The records end
-    before a batch that only a replica outside the ISR has, one that overlaps another, and one that is damaged in all
-    copies: the whole answer would be refused.
+    Returns also the offset below which all replicas in sync have gaps; -1 without one. `end_offset` is the end of the
+    leader's gap. With `is_empty` the first batch may begin before `first_offset`, as a log may start inside a batch.
+
+    The whole answer would be refused if it had a batch that only a replica outside the ISR has, that overlaps another,
+    or that is damaged in all copies. So the records end before such a batch.
     """
     cursors = [_Cursor(copy) for copy in copies if copy.data]
     reaches_behind_gap = all(copy.data for copy in copies)

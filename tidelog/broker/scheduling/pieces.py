@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 # A request up to this size, with about a thousand elements, is served in one piece.
 WHOLE_BYTES_MAX: Final = 16 * 1024
 PIECE_ELEMENTS_MAX: Final = 500
-# Of produced batches whose records are looked at. Each may take a millisecond.
+# Produced batches in a piece, if their records are looked at. Each may take a millisecond.
 INSPECTED_PIECE_MAX: Final = 10
-# Of their compressed bytes, beyond the first batch: a kilobyte of empty blocks takes up to a third of a millisecond.
+# Their compressed bytes in a piece, beyond the first batch: a kilobyte of empty blocks takes up to 0.3 ms.
 INSPECTED_PIECE_BYTES_MAX: Final = 64 * 1024
 # Larger requests of these APIs wait for room before they are decoded (`FairScheduler.has_room`).
 UNCOUNTED_BYTES_MAX: Final = 1024

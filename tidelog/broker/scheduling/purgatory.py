@@ -67,8 +67,11 @@ class OffsetWaiters:
         self._discarded = 0  # of `waiting`
 
     def add(self, required_offset: int, callback: Settled) -> OffsetWaiter:
-        """`required_offset` is the offset after the last record. That of a retried batch, which is in the log already,
-        may be below the one before it. The batch then waits for the higher offset, which keeps the order."""
+        """Add a callback for when the high watermark reaches `required_offset`, the offset after the last record.
+
+        The offset of a retried batch, which is already in the log, may be below that of the waiter before it. Then the
+        batch waits for the higher offset, which keeps the order.
+        """
         waiting = self.waiting
         if waiting and waiting[-1].offset > required_offset:
             required_offset = waiting[-1].offset

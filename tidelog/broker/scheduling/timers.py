@@ -11,7 +11,7 @@ from tidelog.broker.scheduling.purgatory import Deadlines
 logger = logging.getLogger("tidelog.timers")
 
 Expiry = Callable[[], None]
-# Of so many deadlines at once, the rest end in the next turns of the loop. The answer of a fetch takes 7 us.
+# At most so many deadlines end in one turn of the loop. The answer of a fetch takes 7 us.
 EXPIRED_PER_TURN = 100
 
 

@@ -217,8 +217,10 @@ class CompletedFetch:
         return records
 
     def _move_behind(self, last_offset: int, batch_end: int, is_last: bool) -> None:
-        """Move `position` behind a record. One that claims an offset outside of its batch, which no CRC prevents,
-        leaves it in the batch, so that the records after it are not passed over.
+        """Move `position` behind a record.
+
+        A record may claim an offset outside of its batch: a CRC does not prevent that. Then `position` stays in the
+        batch, so that the records after it are not passed over.
         """
         limit = batch_end if is_last else batch_end - 1
         self.position = max(self.position, last_offset + 1 if last_offset < batch_end else limit)

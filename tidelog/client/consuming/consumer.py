@@ -135,7 +135,7 @@ class Consumer:
     async def _connect(self) -> None:
         cluster = Cluster(self._config, auto_create_topics=self._config.allow_auto_create_topics)
         self._track_topics(cluster)
-        # Of topics that only a call names, `end_offsets` for example: longer than any call.
+        # The metadata of a topic that only a call names, as `end_offsets`, is kept for longer than any call takes.
         cluster.forget_idle_topics_after(2 * self._config.default_api_timeout_ms, self._topics_in_use)
         await cluster.start()
         self._fetcher = Fetcher(cluster, self._config, self._subscription, self._update_event.set)

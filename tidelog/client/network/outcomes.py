@@ -39,9 +39,10 @@ def own_error(error: ErrorType) -> ErrorType:
 
 
 def kept_error(error: BaseException) -> BaseException:
-    """An error for a future, which its reader may keep for long: without the tracebacks, whose frames have the record,
-    and the future, so that only the garbage collector would free these. Of the program's own exception, as of a
-    serializer, a note has their lines.
+    """Return an error for a future, without tracebacks. The reader of the future may keep the error for long.
+
+    The frames of a traceback refer to the record and to the future. Only the garbage collector would free these.
+    If the exception comes from the program, for example from a serializer, a note has the lines of its traceback.
     """
     if isinstance(error, KafkaError):
         return copy(error)

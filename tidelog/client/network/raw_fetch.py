@@ -97,12 +97,15 @@ async def fetch_raw(
 ) -> AsyncIterator[RawBatches]:
     """Yield the batches that hold [start_offset, end_offset), in order.
 
-    A chunk has about `chunk_bytes`, at least one batch; less for a while after an answer that did not come within the
-    request timeout, as over a slow link, was too large to receive, or whose connection broke twice. The read follows
-    leader changes. With a `topic_id` (not zeros) it waits while the metadata has another topic of this name. Raises
-    KafkaError: OFFSET_OUT_OF_RANGE when the log no longer (or not yet) has the offset, ReplacedOffsets when it is
-    another log than the one that was read, REQUEST_TIMED_OUT when no records arrive for `stall_timeout_ms`,
-    MESSAGE_TOO_LARGE for a batch that cannot be received, and errors that are not retriable.
+    A chunk has about `chunk_bytes`, and at least one batch. Chunks are smaller for a while after an answer that did not
+    come within the request timeout, as over a slow link, that was too large to receive, or whose connection broke
+    twice. The read follows leader changes. With a `topic_id` (not zeros) it waits while the metadata has another topic
+    of this name.
+
+    Raises:
+        KafkaError: OFFSET_OUT_OF_RANGE if the log no longer (or not yet) has the offset. ReplacedOffsets if the log is
+            not the one that was read. REQUEST_TIMED_OUT if no records arrive for `stall_timeout_ms`. MESSAGE_TOO_LARGE
+            for a batch that cannot be received. And each error that is not retriable.
     """
     await cluster.topic(partition.topic, stall_timeout_ms)
     isolation = ISOLATION[isolation_level]

@@ -151,8 +151,9 @@ class DirectSend:
     ) -> RecordMetadata | Place | None:
         """Send a record without headers, with the time of now.
 
-        Returns its place in the log; or its batch, in flight, when the usual answer is not there; or None, and has sent
-        nothing, when the record has to go the usual way.
+        Returns:
+            The record's metadata, if the leader's usual answer is already there. Its batch, which is in flight, if the
+            answer is still to come. None if the record has to go through the accumulator: then nothing is sent.
         """
         if self._accumulator.incomplete_count or self._is_giving_turn or topic.__class__ is not str:
             return None

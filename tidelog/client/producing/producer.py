@@ -81,9 +81,10 @@ class Producer:
             future = await producer.send("topic", b"value", key=b"key")
             metadata = await future
 
-    Records to a partition are in the log in the order in which their calls begin, also where calls in tasks of their
-    own overlap, as in one `asyncio.gather`. A call may be passed by one of another task that begins later while it
-    waits for the metadata of its topic, and, after some batches of its own task, while it lets the event loop run.
+    Records to a partition are in the log in the order in which their calls begin, also where calls of several tasks
+    overlap, as in one `asyncio.gather`. There are two exceptions. While a call waits for the metadata of its topic, a
+    later call of another task may pass it. The same may happen while a task that has filled some batches lets the event
+    loop run.
 
     Raises ConfigError for a wrong option. With idempotence, on by default, a record is in the log
     once and in order after any number of attempts (KIP-98), for the lifetime of this object.

@@ -275,7 +275,7 @@ class BlockingClient:
     def _first_thread(self) -> LoopThread:
         """The thread, which is made if there is none. Raises RuntimeError if the client is closed.
 
-        Of several first calls each may make a thread. All but one of these end at once.
+        Several first calls at once may each make a thread. All of these threads but one end at once.
         """
         if self._thread is None and not self._closed:
             LoopThread(self._publish)

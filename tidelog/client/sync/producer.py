@@ -502,7 +502,7 @@ class Producer(BlockingClient):
         return self.send(topic, value, key, **options).result()
 
     def send_many(self, topic: str, records: Iterable[Any]) -> Future[list[WrittenRange]]:
-        """As of the asynchronous producer; blocks until every record has a place in the producer's memory.
+        """As in the asynchronous producer; blocks until every record has a place in the producer's memory.
 
         An iterator is read in this thread.
         """
@@ -519,7 +519,7 @@ class Producer(BlockingClient):
         )
 
     def send_batch(self, topic: str, records: Iterable[Any], *, partition: int) -> Future[WrittenRange]:
-        """As of the asynchronous producer; blocks until the batch has a place in the producer's memory."""
+        """As in the asynchronous producer; blocks until the batch has a place in the producer's memory."""
         built: Future[BatchBuilder] = Future()
         try:
             built.set_result(self._producer.build_batch(records))  # in this thread: the iterable is the caller's
@@ -531,7 +531,7 @@ class Producer(BlockingClient):
         )
 
     def send_arrow(self, topic: str, table: pa.Table | pa.RecordBatch) -> Future[list[WrittenRange]]:
-        """As of the asynchronous producer; blocks until every row has a place in the producer's memory."""
+        """As in the asynchronous producer; blocks until every row has a place in the producer's memory."""
         return self._send_group(topic, lambda future: self._producer.send_arrow(topic, table, ticket=future))
 
     def _send_group(
@@ -551,7 +551,7 @@ class Producer(BlockingClient):
         return future
 
     def metrics(self) -> ProducerMetrics:
-        """As of the asynchronous producer; records that wait for its loop are not counted."""
+        """As in the asynchronous producer; records that wait for its loop are not counted."""
         return self._producer.metrics()
 
     def flush(self) -> None:
@@ -789,7 +789,7 @@ def _entry_count(item: Any) -> int:
     size_bytes = (0 if value is None else len(value)) + (0 if key is None else len(key))
     for header in headers:
         for part in header:
-            # Of headers that the client refuses, what can change counts nothing: the count must stay what it is.
+            # The client refuses headers of other types. They may change, and the count must not: they count nothing.
             if isinstance(part, (bytes, str)):
                 size_bytes += len(part)
     return 1 + size_bytes // _ENTRY_BYTES

@@ -203,7 +203,7 @@ class RecordFuture(Future[Any]):
         return self.done() and notices.pop(key, None) is not None
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """As of the standard future. Raises RuntimeError in the child of a fork, where the future does not end."""
+        """As in the standard future. Raises RuntimeError in the child of a fork, where the future does not end."""
         if not self.done():
             type(self)._check_can_end()
         if self.done() or self._observe(_CALLBACKS, object(), fn):

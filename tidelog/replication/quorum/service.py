@@ -40,7 +40,7 @@ API_VERSIONS_VERSION = 3
 # The bound of parked fetches; beyond it the oldest one is answered. It is far below the dispatcher's COLD_TASKS_MAX,
 # so that unknown replicas cannot take the places of brokers' heartbeats.
 PARKED_MAX = 1_000
-# Of replicas that are neither voters nor registered brokers, in one turn of the loop: each takes some 0.5 ms.
+# Fetches of replicas that are neither voters nor registered brokers, in one turn of the loop: each takes some 0.5 ms.
 STRANGERS_AT_ONCE = 10
 WAIT_MS_MAX = 300_000  # a replica may name any time, and a waiting fetch holds memory
 

@@ -374,7 +374,7 @@ class OsLock:
 
     @property
     def descriptor(self) -> int:
-        """Of the lock file, -1 after the release."""
+        """The descriptor of the lock file, -1 after the release."""
         return self._descriptor
 
     def release(self) -> None:

@@ -2,10 +2,10 @@
 
 The writes of a killed process stay in the page cache, so its logs have all acknowledged records unless the machine has
 restarted since. Then the next process may claim the epoch of the last one, as after a clean shutdown (KIP-966). The
-file counts only with the same boot id, so it needs no sync. Nor does it count if the volume was mounted since: one that
-an error made read-only has lost what was not synced. A copy of a directory that was in use, copied back later, is older
-than the process's last writes. So the file contains when it was written, and its inode. A copy of it, and a file that
-was copied over or linked since, has changed later.
+file counts only with the same boot id, so it needs no sync. It does not count if the volume was mounted since: a volume
+that an error made read-only has lost what was not synced. A copy of a directory that was in use, copied back later, is
+older than the process's last writes. So the file contains when it was written, and its inode. A copy of it, and a file
+that was copied over or linked since, has changed later.
 """
 
 from __future__ import annotations

@@ -54,9 +54,10 @@ class CheckpointedOffsets:
 
 
 def cleaned_offset(log: PartitionLog) -> int | None:
-    """Of a compacted log, 0 where it was never cleaned: it may have been copied from a cleaned one.
+    """Return the offset below which a log is cleaned, for the cleaner's checkpoint; None if it has no entry there.
 
-    And of one that was compacted, until what explains its gaps is on the device, or a flush has its recovery point
-    above them. None for any other.
+    A compacted log has one. It is 0 if this node never cleaned the log, because it may be a copy of a cleaned log.
+    A log that is no longer compacted keeps its entry until the names of its gaps are on the device, or the recovery
+    point is above its gaps.
     """
     return max(log.cleaned_offset, 0) if log.config.is_compacted or log.unsynced_gaps_below else None

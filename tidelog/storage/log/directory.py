@@ -475,7 +475,7 @@ class LogDirectory:
         *,
         is_known: bool = True,
     ) -> PartitionLog:
-        """`is_known`: the last process had it open. Of a creation that failed nothing is on the device."""
+        """Open a log. `is_known`: the last process had it open. If not, a creation that failed may have left it."""
         directory = f"{self.path}/{name or f'{topic}-{partition}'}"
         loaded = load_log(
             self._disk,

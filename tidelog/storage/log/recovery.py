@@ -500,7 +500,7 @@ def rebuild_transaction_index(
     repaired: DamagedRange | None = None,
     before: _Replayed | None = None,
 ) -> _Replayed:
-    """Rebuild the index of aborted transactions of one segment. Of damaged ranges it keeps the rows that it had.
+    """Rebuild the index of aborted transactions of one segment. It keeps the rows that it had for damaged ranges.
 
     `repaired`: other damage is left, and may hide the end of a producer's transaction before. So a row stays unless the
     repaired range lies in its transaction. `before`: what this returned for an earlier segment. Without it the whole

@@ -1,8 +1,8 @@
 """Removes what a crash has left in the directory of a log, before the log is opened.
 
 A log that is emptied has a mark in its directory until all its segments are gone. A start removes the segments of a log
-with the mark. Without it a kill would leave a prefix. That of a cleaned log lacks the records that later ones had
-superseded. A follower would go on behind the prefix, and would never get them.
+with the mark. Without it a kill would leave a prefix. The prefix of a cleaned log lacks the records that later ones had
+superseded. A follower would go on behind the prefix, and would never get those records.
 """
 
 from __future__ import annotations

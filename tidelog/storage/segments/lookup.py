@@ -476,8 +476,10 @@ def cut_at(segments: Segments, offset: int) -> tuple[Segment, int, int, tuple[Da
 
 
 def last_epoch(segments: Segments) -> int:
-    """The last leader epoch of the log. Where it has none, that of the last batch in the files, which may be a deleted
-    one; -1 if there is none, INT64_MAX if it is unreadable. Waits for the device.
+    """Return the last leader epoch of the log. Waits for the device.
+
+    Without recorded leader epochs it is that of the last batch in the files, also if that batch is deleted. It is -1 if
+    there is no batch, and INT64_MAX if the batch is unreadable.
     """
     if segments.leader_epochs:
         return segments.leader_epochs.latest

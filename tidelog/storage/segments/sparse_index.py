@@ -377,7 +377,7 @@ class MovedBatches:
 
 
 def _packed_row(relative_offset: int, position: int) -> int:
-    """A row of the offset index as the integer that its bytes are; 0, as of a page of zeros, for one that is none."""
+    """Return the bytes of a row of the offset index as one integer; 0, as in a page of zeros, if it is not valid."""
     is_row = 0 < relative_offset <= _COLUMN_MAX and 0 < position <= _COLUMN_MAX
     return relative_offset << 32 | position if is_row else 0
 

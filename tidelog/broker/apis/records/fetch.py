@@ -55,8 +55,8 @@ PARTITIONS_PER_MS = 50
 # An answer that need not name all partitions of its session ends after the piece in which it has news of so many. It is
 # encoded in one turn of the loop, and a request of 30 bytes asks for all that may have news.
 ANSWERED_MAX = 5_000
-# Of one connection, one fetch that reads more partitions waits at a time. A thousand, as of small ones, would hold
-# hundreds of MB, and seconds of the loop when their waits end.
+# A connection has at most one waiting fetch that reads more partitions than this. A thousand, as small ones may be,
+# would hold hundreds of MB, and would take seconds of the loop when their waits end.
 WAITING_PARTITIONS_MAX = 8
 # A waiting fetch that reads more partitions is not tried again in a turn of the loop that has become long.
 PARTITIONS_IN_TURN = 4

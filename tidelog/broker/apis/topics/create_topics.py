@@ -30,7 +30,7 @@ from tidelog.protocol.messages.create_topics import (
 from tidelog.replication.controller.decisions.state import MAX_PARTITIONS_PER_REQUEST, CreatedTopic, NewTopic
 
 REQUEST = CreateTopicsRequest
-# Of an answer: each has all its configs.
+# An answer is built in steps of so many topics: each topic has all its configs.
 TOPICS_AT_ONCE = 500
 
 

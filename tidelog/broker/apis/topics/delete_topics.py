@@ -25,7 +25,7 @@ from tidelog.protocol.uuids import ZERO_UUID
 REQUEST = DeleteTopicsRequest
 
 DISABLED_CODE_FROM = 3
-# Of a request with thousands, looked up in one turn of the loop.
+# The topics of a request that are looked up in one turn of the loop.
 TOPICS_AT_ONCE: Final = 1_000
 
 T = TypeVar("T")

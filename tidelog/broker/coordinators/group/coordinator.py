@@ -513,7 +513,8 @@ class GroupCoordinator:
             tombstones.append(GroupMetadata(group.group_id, None))
             context = GroupWrite("deletion", group, group.generation)
         elif is_last and deletion.has_written and not tombstones:
-            # Of an offset that no group can have: the answer waits until the parts before it are committed.
+            # A tombstone that changes nothing, for an offset that no group can have: with it the answer waits until
+            # the parts before it are committed.
             tombstones.append(OffsetCommit(group.group_id, NO_TOPIC, 0, None))
         if tombstones:
             outcome.write(tombstones, context)

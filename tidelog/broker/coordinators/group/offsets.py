@@ -187,7 +187,7 @@ class PendingOffsets:
         return _put(groups, record.group_id, *key, entry) + is_new * PENDING_OFFSET_BYTES
 
     def remove(self, record: OffsetCommit) -> int:
-        """Of all producers: the partition's offset is deleted."""
+        """Forget what open transactions of any producer would commit for a partition whose offset is deleted."""
         size_bytes = 0
         if not self.has(record.group_id, record.topic, record.partition):
             return size_bytes
@@ -240,7 +240,7 @@ class OffsetStore:
         return group_id in self._groups or (isinstance(group_id, str) and self._pending.has_group(group_id))
 
     def group_ids(self) -> list[str]:
-        """Of the groups that have an offset, committed, in an open transaction or being written."""
+        """Ids of the groups that have an offset: committed, in an open transaction, or being written."""
         return list(dict.fromkeys((*self._groups, *self._pending.groups(), *self._in_flight)))
 
     def of_group(self, group_id: str) -> TopicOffsets:

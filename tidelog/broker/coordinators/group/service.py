@@ -51,7 +51,7 @@ LEAVE_MANY_VERSION_MIN = 3  # LeaveGroup names several members
 NULL_PROTOCOL_VERSION_MIN = 7  # JoinGroup
 # A smaller commit is cheap. The append compares its batch with max.message.bytes.
 UNCHECKED_COMMIT_BYTES_MAX = 64 * 1024
-# Of the records of a compressed commit, which may be so many times larger than a batch.
+# The records of a compressed commit may be so many times larger than a batch.
 COMPRESSION_RATIO_MAX = 4
 LAGS_MAX = 10_000
 COMMITS_READ_PER_LAG = 10

@@ -33,7 +33,7 @@ CACHED_CHARACTERS_MAX = 100
 CACHED_KEYS_MAX = 4096
 CACHED_PARTITIONS_MAX = 256  # sets of partitions
 
-# Of version 1: the value's version, the fields before the partitions, and those after them.
+# A value of version 1: its version, the fields before the partitions, and those after them.
 _HEAD = Struct(">hqhib")
 _TIMES = Struct(">qqB")  # and the number of tags
 _TIMES_AND_USUAL_TAGS = Struct(">qqBbbqbbh")  # the previous id and the version of the client

@@ -6,8 +6,8 @@ leader knows all earlier changes). The order of the checks and the error codes a
 `ReplicationControlManager.alterPartition` (KIP-497, KIP-841, KIP-903), with three additions. A
 replica whose log directory has failed does not join. A leader that leaves itself out of the ISR
 resigns: another replica is elected as if the leader had died; if no other replica may lead, nothing
-changes and the answer is INELIGIBLE_REPLICA. And a leader that proposes the ISR as it is says that
-it has read its log, for a reassignment that removes replicas.
+changes and the answer is INELIGIBLE_REPLICA. A leader that proposes the ISR as it is says with that
+that it has read its log; a reassignment that removes replicas waits for this.
 """
 
 from __future__ import annotations

@@ -287,9 +287,11 @@ class MetadataLog:
         return lost is not None and is_synced and OffsetAndEpoch(self.last_epoch, self.end_offset) >= lost
 
     def restore(self, records: Bytes, now_ms: int) -> int:
-        """Append another voter's records from the log end on, up to a batch that the kept copy of this log has too, and
-        then what follows in the copy; or up to the end that this voter has acknowledged, if it is of the same leader
-        epoch there. Otherwise the log stays as it is. Returns the log end.
+        """Append another voter's records from the log end on. Returns the new log end.
+
+        They are appended up to the end that this voter has acknowledged, if they have the same leader epoch there. Or
+        they are appended up to a batch that the kept copy of this log has too, and then the rest comes from the copy.
+        If neither is in the records, the log stays as it is.
 
         Raises KafkaError for damaged records, OSError, CorruptLog; the log may then have a part.
         """
