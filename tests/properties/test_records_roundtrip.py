@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import io
+from itertools import chain
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from tidelog.protocol.batches.records import (
     control_record_type,
     decode_batch,
     decode_end_txn_value,
+    decode_in_pieces,
     encode_batch,
     encode_control_batch,
     encode_end_txn_value,
@@ -24,6 +26,7 @@ from tidelog.protocol.batches.records import (
     encode_varint,
     iter_records,
     read_usual_marker,
+    record_section,
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -35,11 +38,14 @@ rows = st.lists(st.tuples(timestamps, optional_bytes, optional_bytes, headers), 
 
 @given(rows, st.integers(0, 4), st.integers(0, 2**62), st.integers(-1, 2**31 - 1))
 def test_a_batch_round_trips(records, codec, base_offset, leader_epoch):
+    expected = [Record(base_offset + index, *record) for index, record in enumerate(records)]
     batch = encode_batch(records, compression=codec, base_offset=base_offset, leader_epoch=leader_epoch)
     header = record_batch.read_header(batch)
     assert record_batch.check_crc(batch, 0, header)
     assert header.partition_leader_epoch == leader_epoch
-    assert decode_batch(batch) == [Record(base_offset + index, *record) for index, record in enumerate(records)]
+    assert decode_batch(batch) == expected
+    pieces = list(decode_in_pieces(record_section(batch, 0, header), header, 3))
+    assert (list(chain(*pieces)), max(map(len, pieces))) == (expected, min(3, len(records)))
 
 
 @given(timestamps, st.binary(max_size=60) | st.integers(0, 70_000).map(bytes), optional_bytes)

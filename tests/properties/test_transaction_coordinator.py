@@ -240,7 +240,7 @@ def _serve_before_the_log_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _skip_a_record_between_two_steps_of_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lossy(coordinator: TransactionCoordinator, chunks: Any, records_per_step: int) -> Iterator[int]:
+    def lossy(coordinator: TransactionCoordinator, chunks: Any, records_per_step: int, **options: Any) -> Iterator[int]:
         remaining = records_per_step
 
         def replay(*arguments: Any) -> None:
@@ -250,7 +250,7 @@ def _skip_a_record_between_two_steps_of_a_load(monkeypatch: pytest.MonkeyPatch) 
                 TransactionCoordinator.replay(coordinator, *arguments)
 
         monkeypatch.setattr(coordinator, "replay", replay)
-        yield from replay_log(coordinator, chunks, records_per_step)
+        yield from replay_log(coordinator, chunks, records_per_step, **options)
         del coordinator.replay
 
     monkeypatch.setattr(loading, "replay_log", lossy)

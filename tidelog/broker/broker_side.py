@@ -219,7 +219,7 @@ class BrokerSide:
     def _make_groups(self) -> GroupCoordinatorService:
         return GroupCoordinatorService(
             GroupCoordinatorConfig.from_node(self._config.integer),
-            GroupPorts(OFFSETS_TOPIC, self.partitions, self._loop, self._ports.clock_ms),
+            GroupPorts(OFFSETS_TOPIC, self.partitions, self._loop, self._ports.clock_ms, self._ports.inspector),
             self._ports.rng,
             lambda: self._partition_count(OFFSETS_TOPIC, "offsets.topic.num.partitions"),
             self.lifecycle.has_session,
@@ -236,7 +236,7 @@ class BrokerSide:
         )  # fmt: skip
         self.transactions = TransactionCoordinatorService(
             TransactionCoordinatorConfig.from_node(config.integer),
-            GroupPorts(TRANSACTIONS_TOPIC, self.partitions, loop, ports.clock_ms),
+            GroupPorts(TRANSACTIONS_TOPIC, self.partitions, loop, ports.clock_ms, ports.inspector),
             self.marker_sender,
             lambda: self._partition_count(TRANSACTIONS_TOPIC, "transaction.state.log.num.partitions"),
             lambda: self._metadata.image.feature_level(TRANSACTION_VERSION),

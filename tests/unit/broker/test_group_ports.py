@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,3 +106,29 @@ async def test_a_coordinator_loads_a_log_that_ends_behind_a_gap(tmp_path: Path) 
     partitions.replica.log = made.log
     ports = GroupPorts("__consumer_offsets", partitions, asyncio.get_running_loop(), lambda: 0)  # type: ignore[arg-type]
     assert b"".join(ports.read_log(0)) == (made.folder / made.files("*.log")[0]).read_bytes()
+
+
+async def test_work_on_a_thread_gives_its_result_or_its_error() -> None:
+    partitions: Any = OneLeader(ErrorCode.NONE)
+    ports = GroupPorts("__consumer_offsets", partitions, asyncio.get_running_loop(), lambda: 0)
+    begins = threading.Event()
+
+    def work() -> bytes:
+        assert begins.wait(10)
+        return b"section"
+
+    async def outcome(result: Callable[[], bytes | None]) -> bytes:
+        while (section := result()) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        return section
+
+    result = ports.on_thread(work)
+    assert result() is None
+    begins.set()
+    assert await outcome(result) == b"section"
+
+    def fail() -> bytes:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE)
+
+    with pytest.raises(KafkaError, match="CORRUPT_MESSAGE"):
+        await outcome(ports.on_thread(fail))

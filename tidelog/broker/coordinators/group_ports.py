@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from tidelog.protocol.batches.record_batch import NO_SEQUENCE
@@ -25,15 +26,23 @@ READ_BYTES = 1024 * 1024
 
 
 class GroupPorts:
-    """`topic`: the internal topic whose partitions hold the coordinators' records."""
+    """`topic`: the internal topic whose partitions hold the coordinators' records. `executor`: for work on much memory,
+    one thread.
+    """
 
     def __init__(
-        self, topic: str, partitions: Partitions, loop: asyncio.AbstractEventLoop, clock_ms: Callable[[], int]
+        self,
+        topic: str,
+        partitions: Partitions,
+        loop: asyncio.AbstractEventLoop,
+        clock_ms: Callable[[], int],
+        executor: Executor | None = None,
     ) -> None:
         self._topic = topic
         self._partitions = partitions
         self._loop = loop
         self.wall_ms = clock_ms
+        self._executor = executor
 
     def append(self, partition: int, batch: bytearray, transaction: TransactionAppend | None = None) -> int:
         leader = self._partitions.leader(self._topic, partition)
@@ -94,6 +103,12 @@ class GroupPorts:
         pause_end_s = self._loop.time() + SHORTAGE_PAUSE_S
         while self._loop.time() < pause_end_s:
             yield _EMPTY_CHUNK
+
+    def on_thread(self, work: Callable[[], bytes]) -> Callable[[], bytes | None]:
+        future = self._loop.run_in_executor(self._executor, work)
+        # asyncio warns of an error that is never asked for, as that of a load which has ended meanwhile.
+        future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        return lambda: future.result() if future.done() else None
 
     def high_watermark(self, topic: str, partition: int) -> int | None:
         replica = self._partitions.find(topic, partition)

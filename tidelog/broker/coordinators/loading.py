@@ -7,53 +7,122 @@ with the transaction markers between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
+from typing import Final
 
 from tidelog.broker.coordinators.outcome import Coordinator
-from tidelog.protocol.batches.record_batch import iter_headers
-from tidelog.protocol.batches.records import ControlRecordType, control_record_type, decode_batch
+from tidelog.protocol.batches.record_batch import BatchHeader, check_magic, iter_headers
+from tidelog.protocol.batches.records import (
+    ControlRecordType,
+    control_record_type,
+    decode_in_pieces,
+    record_section,
+)
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.segments.inspection import is_decompressed_at_once
 
 RECORDS_PER_STEP = 500
 # So many bytes of a value count as one more record: a group with hundreds of members takes milliseconds to decode.
 BYTES_PER_RECORD = 500
+# A larger record section is decompressed on a thread.
+DECOMPRESSED_AT_ONCE_BYTES_MAX: Final = 1024 * 1024
 STEP_DONE = -1
-CHUNK_NOT_READY = -2
+# A thread still reads the next chunk or decompresses a section.
+NOT_READY = -2
+
+OnThread = Callable[[Callable[[], bytes]], Callable[[], bytes | None]]
+"""Starts the work on a thread. What it returns gives the result, or None before, or raises the error of the work."""
+
+
+def at_once(work: Callable[[], bytes]) -> Callable[[], bytes]:
+    """An `OnThread` without a thread."""
+    section = work()
+    return lambda: section
+
+
+class LargeSections:
+    """Decompresses large record sections for all loads of a runtime, of which one at a time has such a section."""
+
+    def __init__(self, on_thread: OnThread) -> None:
+        self._on_thread = on_thread
+        self.is_held = False
+
+    def decompress(self, chunk: memoryview, position: int, header: BatchHeader) -> Generator[int, None, bytes]:
+        section_when_ready = self._on_thread(partial(record_section, chunk, position, header))
+        while (section := section_when_ready()) is None:
+            yield NOT_READY
+        return section
 
 
 def replay_log(
-    coordinator: Coordinator, chunks: Iterable[memoryview], records_per_step: int = RECORDS_PER_STEP
+    coordinator: Coordinator,
+    chunks: Iterable[memoryview],
+    records_per_step: int = RECORDS_PER_STEP,
+    large_sections: LargeSections | None = None,
 ) -> Iterator[int]:
     """Replay the batches of `chunks`.
 
-    Yields STEP_DONE after each step, CHUNK_NOT_READY for an empty chunk, and last the log end
-    offset. Skips records of unknown kinds. Raises KafkaError or MalformedMessage for a malformed
-    log.
+    Yields STEP_DONE after each step, NOT_READY for an empty chunk and while it waits for a large section, and last the
+    log end offset. Skips records of unknown kinds. Raises KafkaError or MalformedMessage for a malformed log: the
+    coordinator then has the records before, and must not be used.
     """
+    large_sections = large_sections or LargeSections(at_once)
     remaining = records_per_step
     end_offset = 0
     for chunk in chunks:
         if not chunk:
-            yield CHUNK_NOT_READY
+            yield NOT_READY
         for position, header in iter_headers(chunk):
             end_offset = header.next_offset
-            for record in decode_batch(chunk, position, header):
-                remaining -= 1 if record.value is None else 1 + len(record.value) // BYTES_PER_RECORD
-                if remaining <= 0:
-                    remaining = records_per_step
-                    yield STEP_DONE
-                if header.is_control:
-                    kind = control_record_type(record.key)
-                    if kind in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
-                        is_commit = kind is ControlRecordType.COMMIT
-                        while True:
-                            remaining -= coordinator.replay_end_transaction(header.producer_id, is_commit, remaining)
-                            if remaining > 0:
-                                break
+            section = _section_at_once(chunk, position, header)
+            is_large = section is None
+            if is_large:
+                while large_sections.is_held:
+                    yield NOT_READY
+                large_sections.is_held = True
+            try:
+                if section is None:
+                    section = yield from large_sections.decompress(chunk, position, header)
+                # Decoded in pieces, because all records of a batch may take seconds and a gigabyte.
+                for records in decode_in_pieces(section, header, RECORDS_PER_STEP):
+                    for record in records:
+                        remaining -= 1 if record.value is None else 1 + len(record.value) // BYTES_PER_RECORD
+                        if remaining <= 0:
                             remaining = records_per_step
                             yield STEP_DONE
-                elif record.key is not None:
-                    decoded = coordinator.decode(record.key, record.value)
-                    if decoded is not None:
-                        producer_id = header.producer_id if header.is_transactional else -1
-                        coordinator.replay(record.offset, decoded, producer_id)
+                        if header.is_control:
+                            kind = control_record_type(record.key)
+                            if kind in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
+                                is_commit = kind is ControlRecordType.COMMIT
+                                while True:
+                                    remaining -= coordinator.replay_end_transaction(
+                                        header.producer_id, is_commit, remaining
+                                    )
+                                    if remaining > 0:
+                                        break
+                                    remaining = records_per_step
+                                    yield STEP_DONE
+                        elif record.key is not None:
+                            decoded = coordinator.decode(record.key, record.value)
+                            if decoded is not None:
+                                producer_id = header.producer_id if header.is_transactional else -1
+                                coordinator.replay(record.offset, decoded, producer_id)
+            finally:
+                section = None
+                if is_large:
+                    large_sections.is_held = False
     yield end_offset
+
+
+def _section_at_once(chunk: memoryview, position: int, header: BatchHeader) -> bytes | None:
+    """The decompressed record section of a batch, None if it is large. Raises KafkaError."""
+    check_magic(header)
+    if not is_decompressed_at_once(header):
+        return None
+    try:
+        return record_section(chunk, position, header, DECOMPRESSED_AT_ONCE_BYTES_MAX)
+    except KafkaError as error:
+        if error.code is not ErrorCode.MESSAGE_TOO_LARGE:
+            raise
+        return None

@@ -52,6 +52,11 @@ class Ports(Protocol):
         An empty chunk means that a thread still reads the next one.
         """
 
+    def on_thread(self, work: Callable[[], bytes]) -> Callable[[], bytes | None]:
+        """Start `work` on a thread. What this returns gives the result, None before there is one, or raises the error
+        of `work`.
+        """
+
     def high_watermark(self, topic: str, partition: int) -> int | None:
         """The high watermark of a replica on this node; None if there is no replica."""
 

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Generic, TypeVar
 
-from tidelog.broker.coordinators.loading import CHUNK_NOT_READY, STEP_DONE, replay_log
+from tidelog.broker.coordinators.loading import NOT_READY, STEP_DONE, LargeSections, replay_log
 from tidelog.broker.coordinators.outcome import (
     Coordinator,
     Now,
@@ -53,8 +53,8 @@ PARKED_REQUESTS_MAX = 100_000
 IDLE_STEPS_MAX = 100
 # Writes and records that are replayed at once when they are committed, and then in a step.
 REPLAYED_PER_TURN = 500
-# The pause of a load while a thread reads the next chunk.
-CHUNK_RETRY_MS = 2
+# The pause of a load while it waits for a thread.
+THREAD_RETRY_MS = 2
 # A timer that is so late shows that the process stood still, as in a paused virtual machine. What clients and the
 # controller have sent meanwhile is read before the deadlines count: heartbeats, or news that another node leads now.
 LATE_MS = 500
@@ -160,6 +160,7 @@ class CoordinatorRuntime(Generic[C]):
         self._steps: deque[Callable[[], bool]] = deque()  # wait for a turn of the loop
         self._has_stepped = False  # in this turn of the loop, or in the one before
         self._replayed_count = 0  # in this turn of the loop, other than in steps
+        self._large_sections = LargeSections(ports.on_thread)
         self._warnings = RepeatedWarnings(logger, lambda: ports.now_ms() / 1000)
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -577,7 +578,8 @@ class CoordinatorRuntime(Generic[C]):
                 return
             self._close(old_shard, _ShardState.CLOSED)
         shard = self._shards[partition] = _Shard(partition, leader_epoch, self._create(partition))
-        steps = replay_log(shard.coordinator, self._ports.read_log(partition))
+        chunks = self._ports.read_log(partition)
+        steps = replay_log(shard.coordinator, chunks, large_sections=self._large_sections)
         self._ports.call_later(0, lambda: self._step(lambda: self._load_step(shard, steps)))
 
     def on_resigned(self, partition: int) -> None:
@@ -614,8 +616,8 @@ class CoordinatorRuntime(Generic[C]):
         except Exception as error:
             self._fail_load(shard, error)
             return False
-        if end_offset in (STEP_DONE, CHUNK_NOT_READY):
-            delay_ms = 0 if end_offset == STEP_DONE else CHUNK_RETRY_MS
+        if end_offset in (STEP_DONE, NOT_READY):
+            delay_ms = 0 if end_offset == STEP_DONE else THREAD_RETRY_MS
             self._ports.call_later(delay_ms, lambda: self._step(lambda: self._load_step(shard, steps)))
         elif end_offset == 0:
             self._activate(shard, 0, None)
@@ -626,7 +628,7 @@ class CoordinatorRuntime(Generic[C]):
                 end_offset,
                 lambda error: self._step(lambda: self._activate(shard, end_offset, error)),
             )
-        return end_offset not in (0, CHUNK_NOT_READY)
+        return end_offset not in (0, NOT_READY)
 
     def _fail_load(self, shard: _Shard[C], error: Exception) -> None:
         logger.log(

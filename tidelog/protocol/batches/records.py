@@ -52,6 +52,7 @@ __all__ = [
     "decode_end_txn_value",
     "decode_fields",
     "decode_headers",
+    "decode_in_pieces",
     "decode_section",
     "encode_batch",
     "encode_control_batch",
@@ -109,20 +110,38 @@ def decode_fields(data: bytes, header: BatchHeader) -> list[Fields]:
     """The fields of each record of a decompressed record section, as plain tuples, for callers with a record type of
     their own. Raises INVALID_RECORD as `decode_batch`.
     """
+    _check_claims(data, header)
+    records, end = _decode_records(data, header, 0, header.record_count)
+    _check_end(data, header, end)
+    return records
+
+
+def decode_in_pieces(data: bytes, header: BatchHeader, records_max: int) -> Iterator[list[Record]]:
+    """As `decode_section`, but each list has at most `records_max` records and is decoded when it is asked for.
+
+    A later record may be malformed, so the caller must be able to take back what it has done with the earlier ones.
+    """
+    _check_claims(data, header)
+    position = 0
+    for index in range(0, header.record_count, records_max):
+        fields, position = _decode_records(data, header, position, min(records_max, header.record_count - index))
+        yield list(map(tuple.__new__, repeat(Record), fields))
+    _check_end(data, header, position)
+
+
+def _check_claims(data: bytes, header: BatchHeader) -> None:
     count = header.record_count
     if count < 0 or count * MIN_RECORD_BYTES > len(data):
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} records in {len(data)} bytes")
     if abs(header.base_offset) > MAX_BASE_OFFSET:
         raise KafkaError(ErrorCode.INVALID_RECORD, "base offset at the end of 64 bits")
-    try:
-        records, end = _decode_records(data, header)
-    except IndexError:
-        raise KafkaError(ErrorCode.INVALID_RECORD, "records end before their batch says") from None
+
+
+def _check_end(data: bytes, header: BatchHeader, end: int) -> None:
     if end != len(data):
-        raise KafkaError(ErrorCode.INVALID_RECORD, f"{len(data) - end} bytes left after the last of {count} records")
-    if abs(header.base_timestamp) > MAX_BASE_TIME:
-        return [(offset, wrapped(timestamp), key, value, headers) for offset, timestamp, key, value, headers in records]
-    return records
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD, f"{len(data) - end} bytes left after the last of {header.record_count} records"
+        )
 
 
 def record_section(
@@ -141,8 +160,21 @@ def record_section(
     return codecs.decompress(codec, section, max_bytes)
 
 
-def _decode_records(data: bytes, header: BatchHeader) -> tuple[list[Fields], int]:
-    """The fields of the records in `data` and their end position. Raises IndexError past the end.
+def _decode_records(data: bytes, header: BatchHeader, position: int, count: int) -> tuple[list[Fields], int]:
+    """The fields of the `count` records from `position` on, and their end position. Raises INVALID_RECORD."""
+    try:
+        records, end = _read_records(data, header, position, count)
+    except IndexError:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "records end before their batch says") from None
+    if abs(header.base_timestamp) > MAX_BASE_TIME:
+        records = [
+            (offset, wrapped(timestamp), key, value, headers) for offset, timestamp, key, value, headers in records
+        ]
+    return records, end
+
+
+def _read_records(data: bytes, header: BatchHeader, position: int, count: int) -> tuple[list[Fields], int]:
+    """As `_decode_records`, with timestamps that may need more than 64 bits. Raises IndexError past the end.
 
     Varints of one and two bytes are read inline: a call for each field would double the cost.
     """
@@ -152,8 +184,7 @@ def _decode_records(data: bytes, header: BatchHeader) -> tuple[list[Fields], int
     records: list[Fields] = []
     add = records.append
     limit = len(data)
-    position = 0
-    for _ in range(header.record_count):
+    for _ in range(count):
         byte = data[position]
         if byte < 0x80:
             size = zigzag[byte]

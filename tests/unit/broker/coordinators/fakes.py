@@ -123,6 +123,10 @@ class FakePorts:
         for batch in list(self.logs.get(partition, [])):
             yield memoryview(batch)
 
+    def on_thread(self, work: Callable[[], bytes]) -> Callable[[], bytes | None]:
+        section = work()
+        return lambda: section
+
     def high_watermark(self, topic: str, partition: int) -> int | None:
         return self.topic_ends.get((topic, partition))
 
