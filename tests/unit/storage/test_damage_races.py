@@ -500,3 +500,27 @@ def test_a_lack_of_memory_on_the_thread_is_the_error_of_the_next_read(
     cold.value.warm()
     with pytest.raises(DamagedRecords):
         log.read(5, 100, 20)
+
+
+@pytest.mark.parametrize("later", [5, 100])
+def test_a_wrong_largest_time_ends_with_an_examination_during_which_records_are_appended(
+    logs: MakeLogs, later: int
+) -> None:
+    """It counted as that of what was appended meanwhile. No batch has it: the newest record was not found, and the
+    segment was kept for ever."""
+    made = logs(index_interval_bytes=100)
+    made.append(*[batch(timestamp=NOW + n) for n in range(20)])
+    made.close()
+    path = made.folder / made.files("*.timeindex")[0]
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 0x40
+    path.write_bytes(data)
+    log = made.open()
+    with pytest.raises(Examination) as examination:
+        log.max_timestamp_offset(wait=False)
+    made.append(batch(timestamp=NOW + later), batch(timestamp=NOW + 4))
+    examination.value.warm()
+    newest = (NOW + 100, 20) if later == 100 else (NOW + 19, 19)
+    assert log.max_timestamp_offset(wait=False) == (*newest, 0)
+    log.roll(NOW + 100)
+    assert log.segments.first.time_index.rows()[-1] == newest

@@ -495,6 +495,8 @@ class PartitionLog:
             return  # the segment has changed since; it is examined again if it is still wrong
         doubt_epochs(findings, self.leader_epochs.epoch_for_offset, segment.proven)
         segment.adopt(findings)
+        if not segment.max_is_confirmed:
+            lookup.note_timestamps_from(segment, findings.size_bytes)
         for damage in segment.damage:
             logger.error("%s: %s", segment.path, describe(damage))
         self.correct_epochs(segment, findings)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
 from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
@@ -457,6 +458,15 @@ def refresh_max_timestamp(segment: Segment) -> None:
     for _, header in headers(segment, start):
         if header.max_timestamp > segment.max_timestamp:
             segment.max_timestamp, segment.offset_of_max_timestamp = header.max_timestamp, header.last_offset
+
+
+def note_timestamps_from(segment: Segment, position: int) -> None:
+    """Note the largest timestamp of the batches from `position` on, if it is the segment's."""
+    with suppress(CorruptIndex):  # a search by time meets what is damaged there
+        for _, header in headers(segment, position):
+            if header.max_timestamp > segment.max_timestamp and header.record_count:
+                segment.max_timestamp, segment.offset_of_max_timestamp = header.max_timestamp, header.last_offset
+        segment.max_is_confirmed = True
 
 
 def cut_at(segments: Segments, offset: int) -> tuple[Segment, int, int, tuple[DamagedRange, ...]]:
