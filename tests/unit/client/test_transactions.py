@@ -492,6 +492,27 @@ async def test_a_forgotten_producer_id_is_replaced_without_an_end(version):
 
 
 @both_versions
+@pytest.mark.parametrize(
+    "code",
+    [ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.UNKNOWN_MEMBER_ID],
+)
+async def test_a_code_that_is_not_one_of_an_end_ends_the_producer(version: int, code: ErrorCode) -> None:
+    """The transaction may be committed: it was called abortable, and its records were sent a second time."""
+
+    def commit(request: EndTxnRequest, node: FakeNode) -> EndTxnResponse:
+        handled(request, node)
+        return EndTxnResponse(error_code=code)
+
+    async with cluster_of(version) as cluster, transactional(cluster) as sending:
+        cluster.script(EndTxnRequest, commit)
+        with pytest.raises(TransactionFatal, match=code.name):
+            await run(sending, b"1")
+        assert cluster.transactions.committed == [b"1"]
+        with pytest.raises(TransactionFatal):
+            await sending.begin_transaction()
+
+
+@both_versions
 async def test_a_broker_too_old_to_bump_epochs_ends_the_producer_where_it_must(version):
     async with cluster_of(version) as cluster:
         cluster.versions[22] = (0, 2)

@@ -451,11 +451,21 @@ class TransactionManager:
         elif code is ErrorCode.INVALID_TXN_STATE and self.state is State.ABORTING and not self._is_open:
             # The request that would have opened the transaction did not arrive.
             self._complete()
+        elif isinstance(request, EndTxn):
+            self._handle_refused_end(code, message)
         elif code in _ABORTABLE_ERRORS or (isinstance(request, AddPartitions) and code not in _FATAL_ANSWERS):
-            if self.state is State.ABORTING and isinstance(request, EndTxn):
-                self.fail(code, f"the transaction could not be aborted: {message}")
-            else:
-                self._make_abortable(code, message)
+            self._make_abortable(code, message)
+        else:
+            self.fail(code, message)
+
+    def _handle_refused_end(self, code: ErrorCode, message: str) -> None:
+        """Of a code that is not EndTxn's own it is not known whether the transaction has ended, so an abort must not be
+        offered.
+        """
+        if self.state is State.ABORTING:
+            self.fail(code, f"the transaction could not be aborted: {message}")
+        elif code is ErrorCode.TRANSACTION_ABORTABLE:
+            self._make_abortable(code, message)
         else:
             self.fail(code, message)
 
