@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -32,6 +33,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 DESCRIPTORS_LEFT_MAX = 30
 """A file of tests may leave some: of a server of forks, of a session of Spark. Forgotten logs add up to thousands."""
 _descriptors = len(os.listdir("/dev/fd"))
+
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # Tests in the background of a script. The commands that they start and interrupt would ignore it, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection(session: pytest.Session) -> None:

@@ -213,13 +213,12 @@ class NumberRange(click.FloatRange):
 
 
 def end_signals() -> list[signal.Signals]:
-    """The signals that end a command in good order. SIGHUP, which a terminal sends when it closes, is not among them
-    where the caller ignores it, as nohup does.
+    """The signals that end a command in good order. Those of a terminal, SIGINT of Ctrl-C and SIGHUP when it closes,
+    are not among them where the caller ignores them: nohup ignores SIGHUP, and the shell of a script ignores SIGINT
+    for each command with `&`.
     """
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    return numbers
+    of_terminals = [number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    return [signal.SIGTERM, *of_terminals]
 
 
 def call_at_end_signals(stop: Callable[[], object]) -> None:

@@ -79,15 +79,17 @@ def test_it_says_its_address_first_and_ends_cleanly(
     assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
 
 
-def test_a_node_under_nohup_outlives_its_terminal(tmp_path: Path):
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_node_outlives_the_signals_of_a_terminal_that_its_caller_ignores(tmp_path: Path, number: signal.Signals):
+    """nohup ignores SIGHUP, the shell of a script ignores SIGINT for each command with `&`."""
     options = ["-o", "listeners=PLAINTEXT://127.0.0.1:0", "-o", f"log.dirs={tmp_path / 'data'}"]
-    deaf = ["bash", "-c", "trap '' HUP; exec \"$@\"", "bash", *command(*options)]
+    deaf = ["bash", "-c", f"trap '' {number.name}; exec \"$@\"", "bash", *command(*options)]
     process = subprocess.Popen(
         deaf, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         address = line_of(process).partition("://")[2].partition(" ")[0]
-        process.send_signal(signal.SIGHUP)
+        process.send_signal(number)
         with Producer(bootstrap_servers=address) as producer:
             assert producer.send_and_wait("kept", b"one record").offset == 0
         assert process.poll() is None
