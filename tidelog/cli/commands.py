@@ -12,7 +12,7 @@ from importlib import import_module
 
 import click
 
-from tidelog.cli.common import HELP, cannot_write, fail, reason, swallow_output, with_advice
+from tidelog.cli.common import HELP, cannot_write, fail, print_warnings, reason, swallow_output, with_advice
 from tidelog.version import __version__
 
 _COMMANDS = {
@@ -93,6 +93,7 @@ def run(words: list[str]) -> int:
     A command that has more to do than to print goes on (`echo`).
     """
     _open_what_is_closed()
+    print_warnings()
     code = _run(words)
     try:
         sys.stdout.flush()

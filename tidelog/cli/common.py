@@ -57,10 +57,10 @@ class _Warnings(logging.Handler):
     """Prints what is logged, as lines on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(f"tidelog: warning: {record.getMessage()}", err=True)
+        click.echo(f"tidelog: {record.levelname.lower()}: {self.format(record)}", err=True)
 
 
-_WARNINGS = _Warnings()
+_WARNINGS = _Warnings(logging.WARNING)
 # Most commands end with the reason within seconds, and a warning before it would say the same.
 _CONNECTIONS = logging.getLogger("tidelog.client.network.cluster")
 _CONNECTIONS.addHandler(logging.NullHandler())
@@ -179,6 +179,11 @@ def require_running(nodes: Iterable[Node], broker_ids: Iterable[int]) -> None:
         if fenced.get(broker_id, True):
             problem = f"broker {broker_id} is not running" if broker_id in fenced else f"there is no broker {broker_id}"
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, problem)
+
+
+def print_warnings() -> None:
+    """Print warnings for which there is no handler as a command's other messages, and not as bare lines."""
+    logging.lastResort = _WARNINGS
 
 
 def warn_of_unreachable_brokers() -> None:

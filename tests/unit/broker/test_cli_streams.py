@@ -208,6 +208,20 @@ def test_a_start_that_is_interrupted_while_a_class_is_made_says_so():
     assert (done.returncode, done.stderr) == (1, "tidelog: interrupted\n")
 
 
+def test_what_a_client_logs_names_the_command() -> None:
+    """It was a bare line, between others that begin with `tidelog:`."""
+    program = (
+        "import logging; from tidelog.cli.main import main; main(['--version'])\n"
+        "logging.getLogger('tidelog.client.groups').warning('group %r', 'a')\n"
+        "logging.getLogger('asyncio').error('a fault', exc_info=ValueError('x'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.stderr == "tidelog: warning: group 'a'\ntidelog: error: a fault\nValueError: x\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_producer_that_is_interrupted_sends_and_counts_what_it_has_read(bootstrap: str, number: signal.Signals):
     """Kafka's console producer flushes, too. Half a line is none: the rest of it was never read."""
