@@ -24,7 +24,7 @@ from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedR
 from tidelog.storage.segments.log_config import LogConfig
 from tidelog.storage.segments.reader import ColdRead, Examination
 from tidelog.storage.segments.segment import Segment
-from tidelog.storage.segments.sparse_index import offset_index
+from tidelog.storage.segments.sparse_index import SparseIndex, offset_index
 
 MakeLogs = Callable[..., Logs]
 
@@ -464,6 +464,21 @@ def test_what_is_appended_while_a_segment_is_examined_keeps_all_index_rows(logs:
     assert (set(after) <= set(before), after[-64:]) == (True, before[-64:])
     assert segment.time_index.rows()[-1500:] == times[-1500:]
     assert [read(log, n, 100, 2000).next_offset > n for n in (4, 6, 900, 1999)] == [True] * 4
+
+
+def test_the_index_rows_of_an_examination_are_taken_over_whole(logs: MakeLogs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """400,000 of them, one by one, held up the loop for 0.35 s."""
+    made = logs(index_interval_bytes=1)
+    made.append(*[batch(timestamp=NOW + n) for n in range(20)])
+    log, segment = made.log, made.log.segments.active
+    rows = [index.rows() for index in (segment.offset_index, segment.time_index)]
+    work = Scrub(log, segment)
+    damage(made.folder / made.files("*.log")[0], 19, "CRC")
+    work.run(10**9)
+    monkeypatch.setattr(SparseIndex, "append", lambda *_: pytest.fail("a row alone"))
+    assert work.finish()
+    assert [each[2:4] for _, each in log.damaged_ranges()] == [(19, 20)]
+    assert [index.rows() for index in (segment.offset_index, segment.time_index)] == [each[:-1] for each in rows]
 
 
 @pytest.mark.parametrize("is_examined", [False, True])

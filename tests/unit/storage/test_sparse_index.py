@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -39,6 +40,26 @@ def test_a_time_row_is_a_timestamp_and_a_relative_offset(tmp_path: Path):
     index.append(1_700_000_000_000, BASE + 7)
     index.write_rows()
     assert (tmp_path / "index").read_bytes() == struct.pack(">qi", 1_700_000_000_000, 7)
+
+
+@pytest.mark.parametrize("base", [0, BASE])
+def test_the_columns_of_an_examination_become_an_index_and_its_file(base: int, tmp_path: Path):
+    rows = [(base + 10 * n, 4_000 * n) for n in range(1, 1501)]
+    index = offset_index(OsDisk(), str(tmp_path / "index"), base)
+    times = time_index(OsDisk(), str(tmp_path / "times"), base)
+    for each in (index, times):
+        each.begin_rebuild()
+    index.fill(array("q", [key for key, _ in rows]), array("q", [value for _, value in rows]))
+    times.fill(array("q", range(1_700_000_000_000, 1_700_000_001_500)), array("q", [key for key, _ in rows]))
+    index.append(base + 15_010, 2**31 - 1)
+    assert index.rows() == [*rows, (base + 15_010, 2**31 - 1)]
+    assert (times.last_key, times.last_value, times.count) == (1_700_000_001_499, base + 15_000, 1500)
+    assert (index.write_rows(), times.write_rows()) == (1501, 1500)
+    packed = b"".join(struct.pack(">ii", 10 * n, 4_000 * n) for n in range(1, 1501))
+    assert (tmp_path / "index").read_bytes() == packed + struct.pack(">ii", 15_010, 2**31 - 1)
+    packed = b"".join(struct.pack(">qi", 1_700_000_000_000 + n, 10 * n + 10) for n in range(1500))
+    assert (tmp_path / "times").read_bytes() == packed
+    assert index.rows() == [*rows, (base + 15_010, 2**31 - 1)]
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 511, 512, 513, 1500])

@@ -431,8 +431,9 @@ class IndexRows:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return zip(self._keys, self._values)
+    def columns(self) -> tuple[array[int], array[int]]:
+        """Copies of the keys and the values, for `SparseIndex.fill`."""
+        return self._keys[:], self._values[:]
 
 
 class EpochDoubt(NamedTuple):

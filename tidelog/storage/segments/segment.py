@@ -12,7 +12,6 @@ import logging
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import chain
 from typing import Final
 
 from tidelog.protocol.batches.record_batch import HEADER_SIZE, LEADER_EPOCH_OFFSET, MAGIC, MAGIC_OFFSET
@@ -533,11 +532,11 @@ class Segment:
         since, newest, offset_of_newest = self.bytes_since_index_row, self.max_timestamp, self.offset_of_max_timestamp
         self.begin_rebuild()
         offsets, times = self.offset_index, self.time_index
-        for row in chain(findings.offset_rows, later_offsets):
-            if row[0] > offsets.last_key and row[1] > offsets.last_value:  # later ones may be from a damaged file
+        offsets.fill(*findings.offset_rows.columns())
+        times.fill(*findings.time_rows.columns())
+        for row in later_offsets:
+            if row[0] > offsets.last_key and row[1] > offsets.last_value:  # they may be from a damaged file
                 offsets.append(*row)
-        for row in findings.time_rows:
-            times.append(*row)
         for row in later_times:
             if row[0] > times.last_key:
                 times.append(*row)

@@ -28,6 +28,7 @@ _SPILL_ROWS: Final = 512
 _KEEP_ROWS: Final = 64
 _OFFSET_ROW: Final = Struct(">ii")
 _TIME_ROW: Final = Struct(">qi")
+_WORD_BYTES: Final = 4
 _COLUMN_MAX: Final = 2**31 - 1
 
 Row = tuple[int, int]
@@ -255,9 +256,18 @@ class SparseIndex:
         return missing
 
     def _packed(self, start: int) -> bytes:
-        pack, key_base, value_base = self._struct.pack, self._key_base, self._value_base
-        rows = zip(self._keys[start:], self._values[start:])
-        return b"".join([pack(key - key_base, value - value_base) for key, value in rows])
+        """Packs whole columns: an index may have hundreds of thousands of rows, and the loop may wait for it."""
+        words_of_key = self._struct.size // _WORD_BYTES - 1
+        keys = array("q" if words_of_key == 2 else "i", _relative(self._keys[start:], self._key_base))
+        values = array("i", _relative(self._values[start:], self._value_base))
+        if sys.byteorder == "little":
+            keys.byteswap()
+            values.byteswap()
+        words, rows = array("i", keys.tobytes()), array("i", bytes(len(values) * self._struct.size))
+        for number in range(words_of_key):
+            rows[number :: words_of_key + 1] = words[number::words_of_key]
+        rows[words_of_key :: words_of_key + 1] = values
+        return rows.tobytes()
 
     def _forget_old_rows(self) -> None:
         surplus = len(self._keys) - _KEEP_ROWS
@@ -275,6 +285,13 @@ class SparseIndex:
         self.count = self._rows_in_file = self._first_in_memory = 0
         self.last_key = self.last_value = -1
         self.is_rebuilt = True
+
+    def fill(self, keys: array[int], values: array[int]) -> None:
+        """Take over the columns of an empty index, each of 64 bits and rising."""
+        assert not self.count, self.path
+        self._keys, self._values, self.count = keys, values, len(keys)
+        if keys:
+            self.last_key, self.last_value = keys[-1], values[-1]
 
     def _write_whole(self) -> int:
         data = self._packed(0)
@@ -374,6 +391,10 @@ class MovedBatches:
         if position < self._start:
             return row in self._named
         return position >= self._position and (last_offset, position - self._moved_by) in self._named
+
+
+def _relative(column: array[int], base: int) -> Iterable[int]:
+    return [each - base for each in column] if base else column
 
 
 def _packed_row(relative_offset: int, position: int) -> int:
