@@ -74,6 +74,15 @@ def test_no_wrong_row_hides_a_record_from_a_search_by_time(made):
         path.write_bytes(whole)
 
 
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_row_of_another_segment_gives_a_segment_no_newer_record(made, number):
+    path = made.folder / made.files("*.timeindex")[number]
+    path.write_bytes(path.read_bytes() + (NOW + 10**6).to_bytes(8, "big") + (5000).to_bytes(4, "big"))
+    log = made.open()
+    assert log.max_timestamp_offset() == (NOW + 10 * COUNT - 9, 2 * COUNT - 1, 0)
+    assert log.segments[number].max_timestamp < NOW + 10 * COUNT
+
+
 @pytest.mark.slow
 def test_no_wrong_row_deletes_a_segment_too_early_or_keeps_it(made, tmp_path):
     is_over = NOW + RETENTION_MS + 10 * 12  # for the first segment, of twelve batches

@@ -530,6 +530,7 @@ class Segment:
         later_offsets, later_times = self._rows_behind(findings)
         is_last = findings.size_bytes >= self.size_bytes
         since, newest, offset_of_newest = self.bytes_since_index_row, self.max_timestamp, self.offset_of_max_timestamp
+        was_confirmed = self.max_is_confirmed
         self.begin_rebuild()
         offsets, times = self.offset_index, self.time_index
         offsets.fill(*findings.offset_rows.columns())
@@ -542,10 +543,10 @@ class Segment:
                 times.append(*row)
         self.max_timestamp, self.offset_of_max_timestamp = findings.max_timestamp, findings.offset_of_max_timestamp
         self.bytes_since_index_row = findings.bytes_since_index_row if is_last else since
-        if newest > self.max_timestamp and offset_of_newest >= findings.end_offset:
-            self.max_timestamp, self.offset_of_max_timestamp = newest, offset_of_newest
-        elif newest > self.max_timestamp and not is_last:
-            self.max_is_confirmed = False  # no batch has it: those appended since that are older were not noted
+        if newest > self.max_timestamp and not is_last:
+            if was_confirmed:
+                self.max_timestamp, self.offset_of_max_timestamp = newest, offset_of_newest
+            self.max_is_confirmed = was_confirmed  # a wrong one kept appends from noting theirs
         self.set_damage(self.with_filled(findings.damage))
         self.verified_from, self.verified_to = 0, findings.size_bytes
         self.note_fullness()
