@@ -290,6 +290,18 @@ async def test_the_cluster_with_those_that_are_down() -> None:
     assert cluster.nodes == (Node(1, "h", 9), Node(2, "h", 9, fenced=True))
 
 
+async def test_the_cluster_of_brokers_without_describe_cluster() -> None:
+    """Those before Kafka 2.8. The call was refused with UNSUPPORTED_VERSION."""
+    async with FakeCluster(nodes=2) as cluster, admin(cluster) as asking:
+        assert describe_cluster.DescribeClusterRequest.API_KEY is not None
+        cluster.versions[describe_cluster.DescribeClusterRequest.API_KEY] = (0, -1)
+        described = await asking.describe_cluster(include_fenced=True)
+        nodes = tuple(Node(each.node_id, "127.0.0.1", each.port) for each in cluster.nodes.values())
+        assert (described.cluster_id, described.nodes) == ("fake", nodes)
+        assert described.controller_id in cluster.nodes
+        assert not cluster.sent(describe_cluster.DescribeClusterRequest)
+
+
 async def test_a_broker_is_forgotten() -> None:
     of = unregister_broker
     outcome, request = await ask(

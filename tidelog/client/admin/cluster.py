@@ -41,13 +41,18 @@ from tidelog.protocol.messages.create_partitions import (
     CreatePartitionsResponse,
     CreatePartitionsTopic,
 )
-from tidelog.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
+from tidelog.protocol.messages.describe_cluster import (
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
 from tidelog.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse, TopicPartitions
 from tidelog.protocol.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
     ListPartitionReassignmentsTopics,
 )
+from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from tidelog.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest, RemoveRaftVoterResponse
 from tidelog.protocol.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
 
@@ -66,6 +71,8 @@ class ClusterAdmin(AdminBase):
         as_flag("include_fenced", include_fenced)
 
         async def ask(connection: Connection) -> DescribeClusterResponse:
+            if not connection.supports(DescribeClusterRequest, 0):
+                return await self._describe_by_metadata(connection)
             includes_fenced = include_fenced and connection.supports(DescribeClusterRequest, 2)
             request = DescribeClusterRequest(include_fenced_brokers=includes_fenced)
             return await connection.call(request, DescribeClusterResponse, self._config.request_timeout_ms)
@@ -79,7 +86,19 @@ class ClusterAdmin(AdminBase):
             Node(broker.broker_id, broker.host, broker.port, broker.rack, broker.is_fenced)
             for broker in response.brokers
         )
-        return ClusterDescription(response.cluster_id, response.controller_id, nodes)
+        return ClusterDescription(response.cluster_id or None, response.controller_id, nodes)
+
+    async def _describe_by_metadata(self, connection: Connection) -> DescribeClusterResponse:
+        """The description of a broker without DescribeCluster, before Kafka 2.8. Java's Admin asks it so, too."""
+        request = MetadataRequest(topics=[])
+        metadata = await connection.call(request, MetadataResponse, self._config.request_timeout_ms)
+        brokers = [
+            DescribeClusterBroker(broker_id=node.node_id, host=node.host, port=node.port, rack=node.rack)
+            for node in metadata.brokers
+        ]
+        return DescribeClusterResponse(
+            cluster_id=metadata.cluster_id or "", controller_id=metadata.controller_id, brokers=brokers
+        )
 
     async def unregister_broker(self, broker_id: int) -> None:
         """Remove the registration of a broker that is gone.
