@@ -14,11 +14,13 @@ from tidelog.broker.apis.api_tables import CONTROLLER_APIS
 from tidelog.broker.apis.dispatch import Dispatcher
 from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.controller_channel import ControllerChannel
+from tidelog.broker.cluster.metadata_answers import EncodedAnswer
 from tidelog.broker.cluster.producer_ids import ProducerIdManager, controller_blocks
 from tidelog.broker.config.dynamic_config import DynamicConfig
 from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.metadata_wiring import controller_settings
 from tidelog.broker.network.request import RequestContext
+from tidelog.protocol.messages.metadata import MetadataResponse
 
 
 class Coordinators:
@@ -75,6 +77,8 @@ def context(version: int, *, listener: str = "PLAINTEXT") -> RequestContext:
 
 def encoded(response: Any, version: int) -> Any:
     """As a client of that version sees it: what the version cannot carry must not be there."""
+    if isinstance(response, EncodedAnswer):
+        return MetadataResponse.decode(response.body, version)
     return type(response).decode(response.encode(version), version)
 
 

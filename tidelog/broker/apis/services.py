@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tidelog.broker.cluster.heartbeats import HeartbeatConnections
 from tidelog.broker.cluster.known_connections import KnownConnections
 from tidelog.broker.cluster.lost_brokers import LostBrokers
+from tidelog.broker.cluster.metadata_answers import MetadataAnswers
 from tidelog.broker.cluster.topic_creation import TopicCreator
 from tidelog.broker.network.counters import RequestCounters
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
@@ -80,6 +81,7 @@ class Services:
     markers: MarkerWriter = field(default_factory=lambda: missing("markers"))
     verifier: CoordinatorVerifier = field(default_factory=lambda: missing("verifier"))
     lost_brokers: LostBrokers = field(default_factory=LostBrokers)
+    metadata_answers: MetadataAnswers = field(default_factory=MetadataAnswers)
     requests: RequestCounters = field(default_factory=RequestCounters)
     inspections: Inspections = field(default_factory=lambda: missing("inspections"))
     scheduler: FairScheduler = field(default_factory=lambda: FairScheduler(asyncio.get_running_loop().call_soon))

@@ -13,8 +13,10 @@ from itertools import islice
 from typing import Any
 
 from tidelog.broker.apis import authorized_operations
+from tidelog.broker.apis.error_counts import count_errors_in_steps
 from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.cluster_view import broker_endpoint, cluster_controller, offline_replicas, reachable_brokers
+from tidelog.broker.cluster.metadata_answers import AnswerKey, EncodedAnswer
 from tidelog.broker.network.request import Deferred, RequestContext
 from tidelog.broker.scheduling.large_answers import AnswerInPieces
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX, WHOLE_BYTES_MAX
@@ -55,11 +57,12 @@ _Look = tuple[ErrorCode, int, list[int], list[int], list[int]]
 """Error, leader, replicas, in-sync replicas, offline replicas."""
 _Wait = Callable[[Callable[[], object]], None]
 """Calls back when the wait is over."""
+_Response = MetadataResponse | EncodedAnswer
 
 
 def handle(
     services: Services, context: RequestContext, request: MetadataRequest
-) -> MetadataResponse | Deferred | Coroutine[Any, Any, MetadataResponse]:
+) -> _Response | Deferred | Coroutine[Any, Any, _Response]:
     if context.api_version == 0 and not request.topics:
         request.topics = None  # version 0 has no null
     wait = _wait_for_leaders(services, context, request)
@@ -76,22 +79,25 @@ def handle(
 
 async def _answer_in_pieces(
     services: Services, context: RequestContext, request: MetadataRequest, wait: _Wait | None
-) -> MetadataResponse:
+) -> _Response:
     """The response, computed with pauses in which other requests run."""
     if wait is not None:
         over = asyncio.Event()
         wait(over.set)
         await over.wait()
-    steps = _answering(services, context, request)
     async with AnswerInPieces(services.scheduler, context.connection) as answer:
         await answer.add_elements(PIECE_ELEMENTS_MAX)  # it is large: before it holds anything it waits for its turn
+        steps = _shared(services, context, request)
         while True:
             try:
                 elements = next(steps)
             except StopIteration as end:
-                response: MetadataResponse = end.value
+                response: _Response = end.value
                 return response
-            await answer.add_elements(elements)
+            if elements:
+                await answer.add_elements(elements)
+            else:
+                await services.scheduler.pause()
 
 
 def _topics(image: MetadataImage, request: MetadataRequest) -> Iterator[TopicImage | None]:
@@ -179,7 +185,7 @@ def _try(services: Services, request: MetadataRequest, leaders: list[int], then:
 
 def _complete(answer: Deferred, services: Services, context: RequestContext, request: MetadataRequest) -> None:
     try:
-        response: MetadataResponse | KafkaError = _answer(services, context, request)
+        response: _Response | KafkaError = _answer(services, context, request)
     except KafkaError as error:
         response = error.with_traceback(None)
     except Exception as error:
@@ -188,14 +194,54 @@ def _complete(answer: Deferred, services: Services, context: RequestContext, req
     answer.complete(response)
 
 
-def _answer(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
-    steps = _answering(services, context, request)
+def _answer(services: Services, context: RequestContext, request: MetadataRequest) -> _Response:
+    steps = _shared(services, context, request)
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            response: MetadataResponse = end.value
+            response: _Response = end.value
             return response
+
+
+def _shared(services: Services, context: RequestContext, request: MetadataRequest) -> Generator[int, None, _Response]:
+    """As `_answering`. An answer with all topics is encoded here, and kept for the next clients; these steps have 0
+    elements.
+    """
+    if request.topics is not None:
+        return (yield from _answering(services, context, request))
+    key = _key(services, context, request)
+    answer = services.metadata_answers.find(key)
+    if answer is None:
+        response = yield from _answering(services, context, request)
+        is_current = key == _key(services, context, request)
+        errors: dict[int, int] = {}
+        for _ in count_errors_in_steps(response, errors):
+            yield 0
+        body = bytearray()
+        for _ in response.write_in_steps(body, context.api_version):
+            yield 0
+        answer = EncodedAnswer(bytes(body), errors)
+        if is_current:
+            services.metadata_answers.keep(key, answer)
+    counters = services.requests.of("Metadata", MetadataRequest.VERSIONS)
+    for code, times in answer.errors.items():
+        counters.failed(code, times)
+    return answer
+
+
+def _key(services: Services, context: RequestContext, request: MetadataRequest) -> AnswerKey:
+    image = services.image()
+    return AnswerKey(
+        offset=image.offset,
+        epoch=image.epoch,
+        controller_id=cluster_controller(image, services.node_id, services.quorum_leader_id()),
+        recently_fenced=frozenset(services.lost_brokers.recently_fenced()),
+        listener_name=context.listener_name,
+        version=context.api_version,
+        has_topic_operations=request.include_topic_authorized_operations,
+        has_cluster_operations=request.include_cluster_authorized_operations,
+    )
 
 
 def _answering(
