@@ -364,10 +364,23 @@ def test_a_directory_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["log", "verify", str(made.path)]) == 0
 
 
+@pytest.mark.parametrize("left", ["*.log", "partition.metadata"])
+def test_a_log_directory_without_properties_is_known_by_a_file_of_a_log(
+    made: Logs, capsys: pytest.CaptureFixture[str], left: str
+) -> None:
+    (made.path / "meta.properties").unlink()
+    for path in set(made.folder.iterdir()) - set(made.folder.glob(left)):
+        path.unlink()
+    assert main(["log", "verify", str(made.path)]) == 1
+    assert "meta.properties: damaged small file: is missing" in capsys.readouterr().out
+
+
 def test_what_is_no_log_directory_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
-    for name, words in (("none", "does not exist"), ("file", "is no directory"), ("empty", "is no log directory")):
+    (tmp_path / "etc" / "dbus-1" / "system.d").mkdir(parents=True)
+    no_logs = [(name, "is no log directory") for name in ("empty", "etc")]
+    for name, words in (("none", "does not exist"), ("file", "is no directory"), *no_logs):
         assert main(["log", "verify", str(tmp_path / name)]) == 2
         assert capsys.readouterr().err.startswith(f"tidelog: {tmp_path / name} {words}")
     assert main(["log", "verify", "--repair-from", "a:b", str(tmp_path)]) == 2

@@ -163,13 +163,18 @@ class _Verification:
         else:
             self._root = path
             self._partitions = sorted(name for name, is_directory in names.items() if is_directory and _is_log(name))
-            if checkpoints.META_PROPERTIES_FILE not in names and not self._partitions:
+            if checkpoints.META_PROPERTIES_FILE not in names and not any(map(self._holds_log, self._partitions)):
                 raise _Unusable(
                     f"{path} is no log directory: it has neither logs nor {checkpoints.META_PROPERTIES_FILE}"
                 )
         self._compacted = compacted
         self._cluster_id = ""
         self.segments = self.verified_bytes = 0
+
+    def _holds_log(self, name: str) -> bool:
+        """Whether the directory has a file of a log. Others may be named like a partition, as /etc/dbus-1 is."""
+        files = (entry.name for entry in self._disk.list_directory(f"{self._root}/{name}"))
+        return any(_is_segment(file) or file == checkpoints.PARTITION_METADATA_FILE for file in files)
 
     def lock(self) -> Lock:
         try:
