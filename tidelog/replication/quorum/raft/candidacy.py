@@ -45,8 +45,8 @@ def after_vote(raft: RaftReplica, ask: VoteAsk, granted: bool, now_ms: float) ->
         raft.persist()
     elif isinstance(state, Unattached) and raft.voted is None and raft.leader_id < 0:
         # The candidate does not get this vote, so run soon instead of waiting a whole election timeout.
-        delay_ms = raft.rng.random() * 2 * raft.settings.gone_delay_max_ms
-        state.election_at_ms = min(state.election_at_ms, now_ms + delay_ms)
+        soon_ms = now_ms + raft.rng.random() * 2 * raft.settings.gone_delay_max_ms
+        state.election_at_ms = min(state.election_at_ms, max(soon_ms, raft.deposed_until_ms))
 
 
 def on_vote_answer(raft: RaftReplica, peer: Peer, ask: VoteAsk, answer: VoteAnswer, now_ms: float) -> None:
@@ -62,10 +62,23 @@ def on_vote_answer(raft: RaftReplica, peer: Peer, ask: VoteAsk, answer: VoteAnsw
         if state.tally.is_lost and state.lost_until_ms is None:
             state.lost_until_ms = now_ms + retry_delay_ms(raft.settings, state.retries, raft.rng)
     elif peer.id == raft.leader_id == answer.leader_id:
-        raft.follow(peer.id, raft.leader_endpoint, now_ms)  # the refusal shows that the leader lives
+        raft.follow_again(state, now_ms)  # the refusal shows that the leader lives
     else:
         # A refused pre-vote is not final: the peer may not have noticed yet that the leader is gone.
         raft.requests.rest(peer.id, "vote", now_ms + raft.settings.pre_vote_retry_ms)
+
+
+def on_late_vote_answer(raft: RaftReplica, peer: Peer, ask: VoteAsk, answer: VoteAnswer, now_ms: float) -> None:
+    """The answer to a request of an earlier role. The leader's refusal arrives first where the leader is nearer than
+    the other voters. If the leader's answers to fetches are lost, only their grants can replace it.
+    """
+    state = raft.state
+    if not isinstance(state, Follower) or state.pre_votes is None or state.has_fetched:
+        return
+    if ask.pre_vote and ask.epoch == raft.epoch and answer.granted:
+        state.pre_votes.record(peer.id, granted=True)
+        if state.pre_votes.is_won and raft.is_voter:
+            raft.become_prospective(now_ms).tally = state.pre_votes
 
 
 def _ask_for_votes(raft: RaftReplica, tally: Tally, pre_vote: bool, now_ms: float) -> None:

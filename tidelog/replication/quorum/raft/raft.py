@@ -106,7 +106,7 @@ class Raft(RaftReplica):
         else:
             self.observe(ask.epoch, ask.leader_id, ask.endpoint, now_ms)
             if isinstance(self.state, Prospective) and self.leader_id == ask.leader_id:
-                self.follow(ask.leader_id, self.leader_endpoint, now_ms)
+                self.follow_again(self.state, now_ms)
             if ask.voter.id >= 0 and not ask.voter.matches(self.own):
                 error = ErrorCode.INVALID_VOTER_KEY
         return BeginAnswer(error, self.epoch, self.leader_id, self.known_leader_endpoint())
@@ -140,6 +140,8 @@ class Raft(RaftReplica):
         if answer.epoch < self.epoch or not is_current:
             if is_current:
                 self.requests.rest(peer.id, lane_of(ask), now_ms + self.settings.pre_vote_retry_ms)
+            elif isinstance(ask, VoteAsk) and isinstance(answer, VoteAnswer):
+                candidacy.on_late_vote_answer(self, peer, ask, answer, now_ms)
             return
         if isinstance(ask, VoteAsk) and isinstance(answer, VoteAnswer):
             if self.state is before:

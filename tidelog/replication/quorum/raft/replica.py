@@ -101,6 +101,10 @@ class RaftReplica:
         self.voted: ReplicaKey | None = None
         self.high_watermark = -1
         self.is_closing = False
+        self.deposed_until_ms = 0.0
+        """A leader that another candidate's epoch has ended lets the others elect one until this time: it has the
+        longest log, but a majority has heard nothing from it.
+        """
         self.lacks_records = False
         """Whether damage has removed acknowledged records: no candidacy until they are fetched again.
 
@@ -209,11 +213,14 @@ class RaftReplica:
     def become_unattached(self, epoch: int, now_ms: float, *, quietly: bool = False) -> None:
         """`quietly`: the caller is about to name the leader."""
         assert epoch >= self.epoch, (epoch, self.epoch)
+        election_at_ms = now_ms + election_timeout_ms(self.settings, self.rng)
+        if isinstance(self.state, Leader):
+            self.deposed_until_ms = election_at_ms
         self._leave()
         if epoch > self.epoch:
             self.epoch, self.voted = epoch, None
         self.leader_id, self.leader_endpoint = -1, None
-        self.enter(Unattached(now_ms + election_timeout_ms(self.settings, self.rng)))
+        self.enter(Unattached(election_at_ms))
         if not quietly:
             self.persist()
             self.report_leader()
@@ -225,6 +232,12 @@ class RaftReplica:
         self.enter(Follower(now_ms + self.settings.fetch_timeout_ms))
         self.persist()
         self.report_leader()
+
+    def follow_again(self, attempt: Prospective, now_ms: float) -> None:
+        """The leader answers: end the attempt. Grants of other voters still count until a fetch succeeds."""
+        self.follow(self.leader_id, self.leader_endpoint, now_ms)
+        assert isinstance(self.state, Follower)
+        self.state.pre_votes = attempt.tally
 
     def become_prospective(self, now_ms: float, retries: int = 0) -> Prospective:
         timeout_ms = election_timeout_ms(self.settings, self.rng)

@@ -105,6 +105,8 @@ class Follower:
     is_gone: bool = False
     leader_high_watermark: int = -1
     download: Download | None = None
+    pre_votes: Tally | None = None
+    """Those of the attempt that this leader's answer has ended, as long as no fetch has succeeded since."""
 
 
 @dataclass(eq=False, repr=False)
