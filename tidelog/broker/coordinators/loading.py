@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final
 
 from tidelog.broker.coordinators.outcome import Coordinator
+from tidelog.protocol.batches.record import Record
 from tidelog.protocol.batches.record_batch import BatchHeader, check_magic, iter_headers
 from tidelog.protocol.batches.records import (
     ControlRecordType,
@@ -67,52 +68,67 @@ def replay_log(
     log end offset. Skips records of unknown kinds. Raises KafkaError or MalformedMessage for a malformed log: the
     coordinator then has the records before, and must not be used.
     """
-    large_sections = large_sections or LargeSections(at_once)
-    remaining = records_per_step
+    replay = _LogReplay(coordinator, records_per_step, large_sections or LargeSections(at_once))
     end_offset = 0
     for chunk in chunks:
         if not chunk:
             yield NOT_READY
         for position, header in iter_headers(chunk):
             end_offset = header.next_offset
-            section = _section_at_once(chunk, position, header)
-            is_large = section is None
-            if is_large:
-                while large_sections.is_held:
-                    yield NOT_READY
-                large_sections.is_held = True
-            try:
-                if section is None:
-                    section = yield from large_sections.decompress(chunk, position, header)
-                # Decoded in pieces, because all records of a batch may take seconds and a gigabyte.
-                for records in decode_in_pieces(section, header, RECORDS_PER_STEP):
-                    for record in records:
-                        remaining -= 1 if record.value is None else 1 + len(record.value) // BYTES_PER_RECORD
-                        if remaining <= 0:
-                            remaining = records_per_step
-                            yield STEP_DONE
-                        if header.is_control:
-                            kind = control_record_type(record.key)
-                            if kind in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
-                                is_commit = kind is ControlRecordType.COMMIT
-                                while True:
-                                    remaining -= coordinator.replay_end_transaction(
-                                        header.producer_id, is_commit, remaining
-                                    )
-                                    if remaining > 0:
-                                        break
-                                    remaining = records_per_step
-                                    yield STEP_DONE
-                        elif record.key is not None:
-                            decoded = coordinator.decode(record.key, record.value)
-                            if decoded is not None:
-                                producer_id = header.producer_id if header.is_transactional else -1
-                                coordinator.replay(record.offset, decoded, producer_id)
-            finally:
-                section = None
-                if is_large:
-                    large_sections.is_held = False
+            yield from replay.replay_batch(chunk, position, header)
     yield end_offset
+
+
+class _LogReplay:
+    """Replays batch after batch, and yields STEP_DONE each time that so many records are replayed."""
+
+    def __init__(self, coordinator: Coordinator, records_per_step: int, large_sections: LargeSections) -> None:
+        self._coordinator = coordinator
+        self._records_per_step = self._remaining = records_per_step
+        self._large_sections = large_sections
+
+    def replay_batch(self, chunk: memoryview, position: int, header: BatchHeader) -> Iterator[int]:
+        section = _section_at_once(chunk, position, header)
+        if section is not None:
+            yield from self._replay_section(section, header)
+            return
+        while self._large_sections.is_held:
+            yield NOT_READY
+        self._large_sections.is_held = True
+        try:
+            section = yield from self._large_sections.decompress(chunk, position, header)
+            yield from self._replay_section(section, header)
+        finally:
+            self._large_sections.is_held = False
+
+    def _replay_section(self, section: bytes, header: BatchHeader) -> Iterator[int]:
+        coordinator = self._coordinator
+        producer_id = header.producer_id if header.is_transactional else -1
+        # Decoded in pieces, because all records of a batch may take seconds and a gigabyte.
+        for records in decode_in_pieces(section, header, RECORDS_PER_STEP):
+            for record in records:
+                self._remaining -= 1 if record.value is None else 1 + len(record.value) // BYTES_PER_RECORD
+                if self._remaining <= 0:
+                    self._remaining = self._records_per_step
+                    yield STEP_DONE
+                if header.is_control:
+                    yield from self._replay_control_record(record, header.producer_id)
+                elif record.key is not None:
+                    decoded = coordinator.decode(record.key, record.value)
+                    if decoded is not None:
+                        coordinator.replay(record.offset, decoded, producer_id)
+
+    def _replay_control_record(self, record: Record, producer_id: int) -> Iterator[int]:
+        kind = control_record_type(record.key)
+        if kind not in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
+            return
+        is_commit = kind is ControlRecordType.COMMIT
+        while True:
+            self._remaining -= self._coordinator.replay_end_transaction(producer_id, is_commit, self._remaining)
+            if self._remaining > 0:
+                return
+            self._remaining = self._records_per_step
+            yield STEP_DONE
 
 
 def _section_at_once(chunk: memoryview, position: int, header: BatchHeader) -> bytes | None:

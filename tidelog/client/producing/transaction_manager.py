@@ -459,8 +459,9 @@ class TransactionManager:
             self.fail(code, message)
 
     def _handle_refused_end(self, code: ErrorCode, message: str) -> None:
-        """Of a code that is not EndTxn's own it is not known whether the transaction has ended, so an abort must not be
-        offered.
+        """Fail for good at a code that is not one of EndTxn.
+
+        The transaction may have ended, so the program is not offered to abort it.
         """
         if self.state is State.ABORTING:
             self.fail(code, f"the transaction could not be aborted: {message}")
