@@ -121,6 +121,9 @@ class _Owner:
     def warn(self, kind: str, text: str) -> None:
         pass
 
+    def buffers_full(self, host: str) -> None:
+        pass
+
     def reserve_buffer(self, extra_bytes: int) -> bool:
         self.reserved_bytes += extra_bytes
         return self.reserved_bytes <= 4 * FRAME_BYTES_MAX

@@ -131,6 +131,9 @@ class Owner:
     def warn(self, kind: str, text: str) -> None:
         pass
 
+    def buffers_full(self, host: str) -> None:
+        pass
+
     def reserve_buffer(self, extra_bytes: int) -> bool:
         if extra_bytes > 0 and self.reserved_bytes + extra_bytes > self.receive_bytes_max:
             return False

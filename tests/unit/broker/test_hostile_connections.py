@@ -333,13 +333,55 @@ async def test_a_client_with_small_requests_is_served_while_large_ones_fill_the_
     await until(lambda: len(server.connections) == 8)
 
 
+async def test_requests_that_hardly_arrive_make_room_for_others(
+    start_node: StartNode, make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that left 500 requests of 1 MB unfinished kept out all large requests of others, for as long as it sent
+    64 bytes of each in a second.
+    """
+    monkeypatch.setattr(server_module, "ARRIVALS_CHECK_S", 0.5)
+    running = await start_node(**{"queued.max.request.bytes": "4000000"})
+    quiet = await running.connect()
+    await quiet.create_topic("t")
+    server: Any = running.node._broker_server
+    fast, *strangers = [await running.connect() for _ in range(7)]
+    for number, each in enumerate((fast, *strangers)):
+        each.writer.write(struct.pack(">ihhi", 1_000_000, 0, 9, number) + bytes(400_000))
+    await until(lambda: server.receive_bytes > 7 * 2**19)
+
+    async def go_on() -> None:
+        for _ in range(200):
+            for each, size in ((fast, 500), *((each, 1) for each in strangers)):
+                each.writer.write(bytes(size))
+            await asyncio.sleep(0.05)
+
+    sending = asyncio.create_task(go_on())
+    large = produce("t", make_batch(bytes(600_000)))
+
+    async def is_served() -> bool:
+        try:
+            answer = await (await running.connect()).call(large, 9, ProduceResponse)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return False
+        return bool(answer.responses[0].partition_responses[0].error_code == 0)
+
+    assert not await is_served(), "the buffers are full"
+    await until(lambda: server.receive_bytes < 2_500_000)
+    assert await is_served()
+    sending.cancel()
+    assert not fast.reader.at_eof(), "the slowest go first"
+    assert sum(each.reader.at_eof() for each in strangers) == 4, "half of the buffers are free"
+    assert await answers(quiet)
+
+
 async def test_the_page_of_limits_names_the_constants_as_they_are() -> None:
     page = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
     for module, names in {
         "broker.network.connection": {"IN_FLIGHT_MAX": "1024", "TURN_REQUESTS_MAX": "16",
             "WRITE_HIGH_WATER_BYTES": "8 MiB"},
         "broker.network.server_limits": {"RECEIVE_BYTES_MAX": "512 MiB", "UNREAD_BYTES_MAX": "512 MiB"},
-        "broker.network.server": {"BACKLOG": "4096", "TRICKLE_BYTES_PER_S": "64 B"},
+        "broker.network.server": {"BACKLOG": "4096", "TRICKLE_BYTES_PER_S": "64 B",
+            "ARRIVALS_CHECK_S": "5"},
         "broker.apis.dispatch": {"COLD_TASKS_MAX": "4096"},
         "broker.scheduling.fair_scheduler": {"REQUEST_BYTES_MAX": "2 MiB", "LARGE_ANSWERS_MAX": "4"},
         "broker.network.accepting": {"ACCEPTED_PER_TURN": "16"},

@@ -62,6 +62,7 @@ IN_FLIGHT_MAX = 1024
 
 _frame_size = Struct(">i").unpack_from
 _FRAME_HEAD = Struct(">ih")  # size and API key
+_REQUEST_HEAD_BYTES = 12  # size, API key, version, correlation id
 
 
 class ConnectionOwner(Protocol):
@@ -79,6 +80,7 @@ class ConnectionOwner(Protocol):
     def connected(self, connection: KafkaConnection) -> bool: ...
     def disconnected(self, connection: KafkaConnection) -> None: ...
     def reserve_buffer(self, extra_bytes: int) -> bool: ...
+    def buffers_full(self, host: str) -> None: ...
     def not_read(self, connection: KafkaConnection) -> None: ...
     def widen(self, sock: socket.socket) -> None: ...
     def warn(self, kind: str, text: str) -> None: ...
@@ -430,14 +432,19 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def _reserve(self, capacity_bytes: int) -> bool:
         if not self._owner.reserve_buffer(capacity_bytes - self._capacity_bytes):
-            self._owner.warn("buffers", f"closing connection from {self.host}: the node's receive buffers are full")
+            self._owner.buffers_full(self.host)
             self.close()
-            # Return the memory now, not when the transport closes: others may need it in this turn of the loop.
-            self._owner.reserve_buffer(-self._capacity_bytes)
-            self._capacity_bytes = 0
+            self.return_buffer()
             return False
         self._capacity_bytes = capacity_bytes
         return True
+
+    def return_buffer(self) -> None:
+        """Return the memory of a connection that closes now, before its transport is closed: others may need it in
+        this turn of the loop.
+        """
+        self._owner.reserve_buffer(-self._capacity_bytes)
+        self._capacity_bytes = 0
 
     def _resize(self, capacity_bytes: int, wanted_bytes: int = 0) -> None:
         """Replace the buffer by one of this capacity. A large one can grow to `wanted_bytes` without a copy."""
@@ -631,6 +638,16 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def partial(self) -> tuple[int, int] | None:
         """The start and the end in the buffer of the request that has partly arrived; None without one."""
         return (self._start, self._end) if self._end > self._start else None
+
+    @property
+    def arrival(self) -> tuple[bytes, int] | None:
+        """The head of the large request that has partly arrived, and its bytes so far. None without one, and while the
+        connection is not read.
+        """
+        received_bytes = self._end - self._start
+        if received_bytes < BUFFER_USUAL_BYTES or self._paused_reading or self._resting or self._closed:
+            return None
+        return bytes(self._view[self._start : self._start + _REQUEST_HEAD_BYTES]), received_bytes
 
     @property
     def unread_bytes(self) -> int:

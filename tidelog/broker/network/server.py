@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from tidelog.broker.network.accepting import ListenError, accept_several, begin_listening, stop_accepting
@@ -46,6 +47,10 @@ UNREAD_CHECK_S = 1.0
 FOLLOWER_SEND_BYTES = 300_000
 # When large requests take all of the bound of receive buffers, small buffers may have so much of it in addition.
 SMALL_BUFFERS_SHARE = 1 / 8
+# After a connection was closed because the receive buffers are full: the time in which the requests that have partly
+# arrived are compared, and the share of the bound that is free when the slowest of them are closed.
+ARRIVALS_CHECK_S = 5.0
+FREED_SHARE = 1 / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,7 @@ class Server:
         self._sweep: asyncio.TimerHandle | None = None
         self._unread_check: asyncio.TimerHandle | None = None
         self._unread: dict[KafkaConnection, None] = {}
+        self._arrivals_check: asyncio.TimerHandle | None = None
         # When a connection became idle, and the state of its unfinished request at the last sweep.
         self._idle_since: dict[KafkaConnection, float] = {}
         self._partial: dict[KafkaConnection, tuple[int, int]] = {}
@@ -154,7 +160,7 @@ class Server:
     async def close(self) -> None:
         """Stop accepting, send the finished answers, close every connection."""
         await stop_accepting(self._servers)
-        for timer in (self._sweep, self._unread_check):
+        for timer in (self._sweep, self._unread_check, self._arrivals_check):
             if timer is not None:
                 timer.cancel()
         for connection in list(self.connections):
@@ -331,6 +337,38 @@ class Server:
         if others:
             never = self._loop_time()
             min(others, key=lambda each: self._idle_since.get(each, never)).close()
+
+    # ------------------------------------------------------------------------------------------------ slow senders
+
+    def buffers_full(self, host: str) -> None:
+        """A connection is closed because the buffers are full. Look for those that fill them, and hardly send.
+
+        Otherwise requests that never end would keep out all others that are large.
+        """
+        self.warn("buffers", f"closing connection from {host}: the node's receive buffers are full")
+        if self._arrivals_check is None:
+            before = {each: arrival for each in self.connections if (arrival := each.arrival) is not None}
+            loop = asyncio.get_running_loop()
+            self._arrivals_check = loop.call_later(ARRIVALS_CHECK_S, self._close_the_slowest, before)
+
+    def _close_the_slowest(self, before: dict[KafkaConnection, tuple[bytes, int]]) -> None:
+        """Close connections on which the same large request arrives as at the last look, those first that have
+        received the fewest bytes since, until a share of the bound is free.
+        """
+        self._arrivals_check = None
+        slow = []
+        for connection in self.connections:
+            head, received_bytes = connection.arrival or (b"", 0)
+            if connection in before and head == before[connection][0] and received_bytes >= before[connection][1]:
+                slow.append((received_bytes - before[connection][1], connection))
+        bound_bytes = self._limits.receive_bytes_max * (1 - FREED_SHARE)
+        for _, connection in sorted(slow, key=itemgetter(0)):
+            if self.receive_bytes <= bound_bytes:
+                break
+            text = "its request arrives more slowly than others, and the node's receive buffers are full"
+            self.warn("buffers", f"closing connection from {connection.host}: {text}")
+            connection.abort()
+            connection.return_buffer()
 
     # ------------------------------------------------------------------------------------------------ slow readers
 
