@@ -70,6 +70,12 @@ RESUME_MS: Final = 10.0
 FREED_MS: Final = 400.0
 # A leader may learn of its election later than its follower, so only lasting failures are logged at INFO.
 FAILURES_BEFORE_INFO: Final = 5
+# A leader that does not know many new partitions learns of them over the link that the requests for them take. So the
+# pause is this many times as long as the refused request took, up to a bound. Fewer partitions do not fill a slow link.
+EXCHANGES_PER_PAUSE: Final = 4
+EXCHANGES_MS_MAX: Final = 5_000.0
+UNKNOWN_MIN: Final = 100
+_UNKNOWN: Final = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 EPOCH_MAX: Final = 2**31 - 1
 _OFFSET = Struct(">q")
 
@@ -110,13 +116,16 @@ class Delays:
     def __contains__(self, followed: object) -> bool:
         return followed in self._delayed
 
-    def add(self, followed: FollowedPartition) -> None:
-        """Delay the partition. The pause grows with its failures in a row; it is shorter if a pause is under way."""
+    def add(self, followed: FollowedPartition, exchange_ms: float = 0.0) -> None:
+        """Delay the partition. The pause grows with its failures in a row, and with `exchange_ms`, the time of the
+        request that the leader has refused. It is shorter if a pause is under way.
+        """
         followed.failures += 1
         self._delayed[followed] = None
         if self._timer is None:
             fetchers, settings = self._fetchers, self._fetchers.settings
             delay_ms = pause_ms(followed.failures, settings.backoff_ms_initial, settings.backoff_ms_max, fetchers.rng)
+            delay_ms = max(delay_ms, min(EXCHANGES_PER_PAUSE * exchange_ms, EXCHANGES_MS_MAX))
             self._timer = fetchers.loop.call_later(delay_ms / 1000, self._over)
 
     def discard(self, followed: FollowedPartition) -> None:
@@ -159,6 +168,7 @@ class ReplicaFetcher:
         self._session_id = 0
         self._session_epoch = 0
         self._requests_sent = self._requests_answered = 0
+        self._many_sent_s: dict[int, float] = {}  # when the open requests for UNKNOWN_MIN partitions or more were sent
         self._answered_at_check = -1
         self._arrived_bytes_at_check = 0
         self._backoff = Backoff(settings.backoff_ms_initial, settings.backoff_ms_max)
@@ -350,6 +360,11 @@ class ReplicaFetcher:
             latest = log.leader_epochs.latest
             entries.append((*followed.key, followed.leader_epoch, offset, latest, log.log_start_offset))
             followed.request_number, followed.requested_offset, followed.in_session = self._requests_sent, offset, True
+        if len(entries) >= UNKNOWN_MIN:
+            sent_s = self._many_sent_s
+            if len(sent_s) == OPEN_MAX:  # an answer with one partition leaves its entry
+                del sent_s[next(iter(sent_s))]
+            sent_s[self._requests_sent] = self._loop.time()
         forgotten = list(self._forgotten) if self._session_epoch else []
         self._forgotten.clear()
         wait_ms_max = WAIT_MS_MAX_WHILE_HELD if self._held else UNLIMITED_WAIT_MS
@@ -377,6 +392,7 @@ class ReplicaFetcher:
     def _broken(self, reason: str = "") -> None:
         """The link is closed, and its session lost: start a new session after a pause."""
         self._bounds.forget()
+        self._many_sent_s.clear()
         link, self._link = self._link, None
         if link is not None:
             link.close()
@@ -439,6 +455,8 @@ class ReplicaFetcher:
         return followed
 
     def _take_all(self, body: memoryview) -> None:
+        now_s = self._loop.time()
+        exchange_ms = (now_s - self._many_sent_s.pop(self._requests_answered, now_s)) * 1000
         answer = decode_fetched(body)
         if answer is None:
             raise MalformedMessage(f"{len(body)} bytes")
@@ -459,7 +477,7 @@ class ReplicaFetcher:
             if followed is None or self._requests_answered < followed.request_number:
                 continue
             if error:
-                self._refused(followed, error)
+                self._refused(followed, error, exchange_ms)
             elif diverging is not None:
                 self._in_turn(followed, partial(self._diverged, followed, *diverging))
             else:
@@ -658,23 +676,23 @@ class ReplicaFetcher:
 
     # ------------------------------------------------------------------------------------------------------ refusals
 
-    def _refused(self, followed: FollowedPartition, code: int) -> None:
+    def _refused(self, followed: FollowedPartition, code: int, exchange_ms: float) -> None:
         partition = followed.partition
         logger.log(
             logging.INFO if followed.failures >= FAILURES_BEFORE_INFO else logging.DEBUG,
             "%s-%d at %d: broker %d answers %s", partition.topic, partition.index, followed.log.log_end_offset,
             self.leader_id, ErrorCode.of(code).name,
         )  # fmt: skip
-        self._delay(followed)
+        self._delay(followed, exchange_ms if code in _UNKNOWN else 0.0)
         if REACTIONS.get(ErrorCode.of(code)) is Reaction.RESET:
             self._delays.discard(followed)
             if self._link is not None:
                 self._bounds.ask(self._link, followed)
 
-    def _delay(self, followed: FollowedPartition) -> None:
+    def _delay(self, followed: FollowedPartition, exchange_ms: float = 0.0) -> None:
         """Omit the partition from requests for a while."""
         self._set_aside(followed)
-        self._delays.add(followed)
+        self._delays.add(followed, exchange_ms)
 
     def _end_delays(self, delayed: Collection[FollowedPartition]) -> None:
         for followed in delayed:

@@ -168,7 +168,7 @@ CLUSTER: tuple[Row, ...] = (
     ("quota.window.size.seconds", INT, "1", at_least(1), READ_ONLY,
      "Length of each sample of the rates of clients."),
     ("replica.fetch.backoff.ms", INT, "1000", at_least(0), READ_ONLY,
-     "The longest pause before a follower repeats a failed fetch; the first pauses are shorter."),
+     "The longest pause before a follower repeats a failed fetch, except over a slow link."),
     ("replica.fetch.max.bytes", INT, "1048576", at_least(0), READ_ONLY,
      "The most bytes of a partition in a follower's fetch; a single larger batch is still returned."),
     ("replica.fetch.min.bytes", INT, "1", ANY, READ_ONLY,
