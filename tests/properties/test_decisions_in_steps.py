@@ -33,7 +33,7 @@ from tidelog.protocol.messages.incremental_alter_configs import (
 )
 from tidelog.protocol.messages.metadata_records import PartitionRecord, RemoveTopicRecord, TopicRecord
 from tidelog.replication.controller.controller import Controller
-from tidelog.replication.controller.decisions import leaders, partition_creation, reassignment, state
+from tidelog.replication.controller.decisions import isr_alterations, leaders, partition_creation, reassignment, state
 from tidelog.replication.controller.decisions.state import NewTopic, Steps, at_once
 from tidelog.replication.controller.metadata.image import MetadataImage
 from tidelog.replication.controller.metadata.loader import MetadataLoader
@@ -80,8 +80,9 @@ def answers(result: Any) -> list[tuple[object, int]]:
             for topic in result.replica_election_results
             for each in topic.partition_result
         ]
+    topics, name = (result.topics, "topic_id") if hasattr(result, "topics") else (result.responses, "name")
     return [
-        ((topic.name, each.partition_index), each.error_code) for topic in result.responses for each in topic.partitions
+        ((getattr(topic, name), each.partition_index), each.error_code) for topic in topics for each in topic.partitions
     ]
 
 
@@ -241,17 +242,19 @@ class History:
         self.send(self.controller.incremental_alter_configs(IncrementalAlterConfigsRequest(resources=resources)))
 
     def change_isr(self) -> None:
+        """One broker proposes for all topics that it leads."""
         image = self.controller._state.image
-        name = self.choice.choice(NAMES)
-        partition = image.partition(name, 0)
-        if partition is None or partition.leader < 0:
-            return
-        isr = {partition.leader, *self.choice.sample(partition.replicas, self.choice.randint(0, 2) % 2)}
-        request = proposal(
-            image, partition.leader, image.brokers[partition.leader].epoch, name,
-            {broker_id: image.brokers[broker_id].epoch for broker_id in sorted(isr)},
-        )  # fmt: skip
-        self.send(self.controller.alter_partition(request, 3))
+        leader = self.choice.choice(BROKERS)
+        requests = []
+        for name in NAMES:
+            partition = image.partition(name, 0)
+            if partition is not None and partition.leader == leader:
+                isr = {leader, *self.choice.sample(partition.replicas, self.choice.randint(0, 2) % 2)}
+                epochs = {broker_id: image.brokers[broker_id].epoch for broker_id in sorted(isr)}
+                requests.append(proposal(image, leader, image.brokers[leader].epoch, name, epochs))
+        if requests:
+            requests[0].topics = [topic for each in requests for topic in each.topics]
+            self.send(self.controller.alter_partition(requests[0], 3))
 
     def allocate(self) -> None:
         self.send(self.allocation())
@@ -347,8 +350,8 @@ class History:
 async def run(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as context:
         at_once_count = Random(seed).randint(1, 3)
-        for module in (state, leaders, reassignment, partition_creation):
-            for name in ("ELEMENTS_AT_ONCE", "NEW_PARTITIONS_AT_ONCE"):
+        for module in (state, leaders, reassignment, partition_creation, isr_alterations):
+            for name in ("ELEMENTS_AT_ONCE", "NEW_PARTITIONS_AT_ONCE", "PROPOSALS_AT_ONCE"):
                 if hasattr(module, name):
                     context.setattr(module, name, at_once_count)
         quorum, member, brokers = await cluster(BROKERS, session_timeout_ms=600_000)

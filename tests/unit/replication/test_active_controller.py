@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from copy import copy
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -17,6 +18,12 @@ from tidelog.broker.cluster.topic_creation import TopicCreator
 from tidelog.broker.config.node_config import NodeConfig
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from tidelog.protocol.messages.assign_replicas_to_dirs import (
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsRequestDirectoryData,
+    AssignReplicasToDirsRequestPartitionData,
+    AssignReplicasToDirsRequestTopicData,
+)
 from tidelog.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from tidelog.protocol.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from tidelog.protocol.messages.unregister_broker import UnregisterBrokerRequest
@@ -635,6 +642,47 @@ async def test_a_large_decision_is_made_in_steps():
     response = await member.controller.elect_leaders(elections)
     assert len(response.replica_election_results[0].partition_result) == 2000
     assert steps() >= 19 + 19
+
+
+def _proposal_for(like, index):
+    one = copy(like)
+    one.partition_index = index
+    return one
+
+
+async def test_the_proposals_of_more_partitions_than_a_broker_names_are_decided_on_in_steps():
+    """12,000 topics in one AlterPartition took 0.4 s of the active controller's loop."""
+    _, member, brokers = await cluster()
+    partition = await new_topic(member, "t", *[(1, 2)] * 4001)
+    steps = await count_steps(member)
+    request = proposal(member.controller.image, 1, brokers[1].epoch, "t", {1: brokers[1].epoch})
+    [topic] = request.topics
+    topic.partitions = [_proposal_for(topic.partitions[0], index) for index in range(2000)]
+    answer = await member.controller.alter_partition(request, 3)
+    assert ([one.error_code for one in answer.topics[0].partitions], steps()) == ([0] * 2000, 0)
+    topic.partitions = [_proposal_for(topic.partitions[0], index) for index in range(4001)]
+    answer = await member.controller.alter_partition(request, 3)
+    refused = [ErrorCode.INVALID_UPDATE_VERSION] * 2000
+    assert ([one.error_code for one in answer.topics[0].partitions], steps()) == ([*refused, *[0] * 2001], 2)
+    assert {partition(index).isr for index in range(4001)} == {(1,)}
+    assigned = AssignReplicasToDirsRequest(
+        broker_id=2,
+        broker_epoch=brokers[2].epoch,
+        directories=[
+            AssignReplicasToDirsRequestDirectoryData(
+                id=b"another directory"[:16],
+                topics=[
+                    AssignReplicasToDirsRequestTopicData(
+                        topic_id=topic.topic_id,
+                        partitions=[AssignReplicasToDirsRequestPartitionData(partition_index=n) for n in range(4001)],
+                    )
+                ],
+            )
+        ],
+    )
+    response = await member.controller.assign_replicas_to_dirs(assigned)
+    [assigned_topic] = response.directories[0].topics
+    assert ([one.error_code for one in assigned_topic.partitions], steps()) == ([0] * 4001, 4)
 
 
 async def test_large_decisions_are_made_one_after_another(monkeypatch):

@@ -207,9 +207,8 @@ def test_a_failed_directory_takes_its_replicas_out(state):
         )
         for index in (0, 1)
     ]
-    records, _ = assign_replicas_to_dirs(
-        state, AssignReplicasToDirsRequest(broker_id=4, broker_epoch=500, directories=directories)
-    )
+    assigned = AssignReplicasToDirsRequest(broker_id=4, broker_epoch=500, directories=directories)
+    records, _ = at_once(assign_replicas_to_dirs(state, assigned))
     apply(state, records)
     topic = state.image.topics_by_name["u"]
     assert [one.directory_of(4) for one in topic.partitions.values()] == [directory_id(4, 0), directory_id(4, 1)]
@@ -235,9 +234,8 @@ def test_a_partition_whose_directory_is_named_again_and_again_is_changed_once(st
         id=directory_id(1, 1),
         topics=[AssignReplicasToDirsRequestTopicData(topic_id=topic.topic_id, partitions=partitions)],
     )
-    records, response = assign_replicas_to_dirs(
-        state, AssignReplicasToDirsRequest(broker_id=1, broker_epoch=epoch, directories=[directory, directory])
-    )
+    request = AssignReplicasToDirsRequest(broker_id=1, broker_epoch=epoch, directories=[directory, directory])
+    records, response = at_once(assign_replicas_to_dirs(state, request))
     codes = [one.error_code for each in response.directories for one in each.topics[0].partitions]
     assert codes == [ErrorCode.NONE, *[ErrorCode.INVALID_REQUEST] * 5]
     assert len(records) == 1

@@ -18,7 +18,7 @@ from tidelog.protocol.messages.metadata_records import BrokerRegistrationChangeR
 from tidelog.replication.controller.decisions.isr_alterations import alter_partition
 from tidelog.replication.controller.decisions.leaders import fence_brokers
 from tidelog.replication.controller.decisions.partition_changes import PartitionChange
-from tidelog.replication.controller.decisions.state import NewTopic
+from tidelog.replication.controller.decisions.state import NewTopic, at_once
 from tidelog.replication.controller.metadata.image import RECOVERING
 
 
@@ -60,7 +60,7 @@ def part(state):
 
 def ask(state, isr, *, broker_id=1, broker_epoch=101, version=3, **fields):
     request = proposal(state.image, broker_id, broker_epoch, "t", isr, **fields)
-    records, response = alter_partition(state, request, version)
+    records, response = at_once(alter_partition(state, request, version))
     apply(state, records)
     return response.topics[0].partitions[0]
 
@@ -157,7 +157,7 @@ def test_another_incarnation_of_the_leader_may_not(state):
 def test_an_unknown_topic_is_said_per_partition(state):
     request = proposal(state.image, 1, 101, "t", {1: 101})
     request.topics[0].topic_id = b"?" * 16
-    records, response = alter_partition(state, request, 3)
+    records, response = at_once(alter_partition(state, request, 3))
     assert not records
     assert response.topics[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
 
@@ -186,19 +186,19 @@ def test_a_member_whose_log_directory_has_failed_keeps_no_other_from_leaving(sta
 def test_the_former_leader_is_told_so(state):
     old = proposal(state.image, 1, 101, "t", {1: 101})
     apply(state, fence_brokers(state, [1]))
-    records, response = alter_partition(state, old, 3)
+    records, response = at_once(alter_partition(state, old, 3))
     assert not records
     assert response.topics[0].partitions[0].error_code == ErrorCode.FENCED_LEADER_EPOCH
 
 
 def test_the_same_proposal_twice_counts_once(state):
     request = proposal(state.image, 1, 101, "t", {1: 101, 3: 103})
-    apply(state, alter_partition(state, request, 3)[0])
-    records, response = alter_partition(state, request, 3)
+    apply(state, at_once(alter_partition(state, request, 3))[0])
+    records, response = at_once(alter_partition(state, request, 3))
     assert not records
     assert response.topics[0].partitions[0].error_code == ErrorCode.INVALID_UPDATE_VERSION
     request.topics[0].partitions *= 2
-    codes = [one.error_code for one in alter_partition(state, request, 3)[1].topics[0].partitions]
+    codes = [one.error_code for one in at_once(alter_partition(state, request, 3))[1].topics[0].partitions]
     assert codes == [ErrorCode.INVALID_UPDATE_VERSION, ErrorCode.INVALID_REQUEST]
 
 
@@ -206,7 +206,7 @@ def test_a_partition_whose_topic_is_named_again_and_again_is_changed_once(state)
     """12,000 of them were as many metadata records of one decision, in which each forgot the others."""
     request = proposal(state.image, 1, 101, "t", {1: 101, 3: 103})
     request.topics *= 3
-    records, response = alter_partition(state, request, 3)
+    records, response = at_once(alter_partition(state, request, 3))
     codes = [topic.partitions[0].error_code for topic in response.topics]
     assert codes == [ErrorCode.NONE, ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_REQUEST]
     assert len(records) == 1

@@ -15,7 +15,7 @@ from tidelog.protocol.messages.metadata_records import FeatureLevelRecord
 from tidelog.replication.controller.decisions import isr_alterations
 from tidelog.replication.controller.decisions.isr_alterations import alter_partition
 from tidelog.replication.controller.decisions.leaders import fence_brokers, forget_incarnation, unfence_broker
-from tidelog.replication.controller.decisions.state import ControllerState, NewTopic
+from tidelog.replication.controller.decisions.state import ControllerState, NewTopic, at_once
 from tidelog.replication.controller.failure_detection import FailureDetector
 from tidelog.replication.ports import PortState
 
@@ -37,7 +37,7 @@ def isr(state):
 
 
 def ask(state, request):
-    apply(state, alter_partition(state, request, 3)[0])
+    apply(state, at_once(alter_partition(state, request, 3))[0])
 
 
 def restart(state, broker_id, epoch, *, clean):

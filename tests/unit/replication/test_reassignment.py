@@ -56,7 +56,7 @@ def in_sync(state, *members):
     """The leader reports this ISR."""
     leader = part(state).leader
     request = proposal(state.image, leader, 100 + leader, "t", dict.fromkeys(members, -1))
-    records, response = alter_partition(state, request, 3)
+    records, response = at_once(alter_partition(state, request, 3))
     apply(state, records)
     return ErrorCode(response.topics[0].partitions[0].error_code)
 

@@ -172,12 +172,12 @@ class ControllerCommands:
     async def assign_replicas_to_dirs(
         self, request: AssignReplicasToDirsRequest, version: int = 0
     ) -> AssignReplicasToDirsResponse:
-        return await self.command(lambda: directories.assign_replicas_to_dirs(self._state, request))
+        return await self.command_in_steps(lambda: directories.assign_replicas_to_dirs(self._state, request))
 
     # -- partitions --------------------------------------------------------------------------------------------------
 
     async def alter_partition(self, request: AlterPartitionRequest, version: int) -> AlterPartitionResponse:
-        return await self.command(lambda: isr_alterations.alter_partition(self._state, request, version))
+        return await self.command_in_steps(lambda: isr_alterations.alter_partition(self._state, request, version))
 
     async def elect_leaders(self, request: ElectLeadersRequest, version: int = 0) -> ElectLeadersResponse:
         return await self.command_in_steps(lambda: leaders.elect_leaders(self._state, request), request.timeout_ms)

@@ -18,7 +18,7 @@ from tidelog.protocol.messages.assign_replicas_to_dirs import (
 from tidelog.protocol.messages.metadata_records import BrokerRegistrationChangeRecord, PartitionChangeRecord
 from tidelog.replication.controller.decisions.leaders import update_leaders_and_isrs
 from tidelog.replication.controller.decisions.partition_changes import PartitionChange
-from tidelog.replication.controller.decisions.state import ControllerState
+from tidelog.replication.controller.decisions.state import PROPOSALS_AT_ONCE, ControllerState, Steps
 from tidelog.replication.controller.metadata.record_codec import DIRECTORIES_VERSION
 
 Records = list[Any]
@@ -56,7 +56,7 @@ def directories_offline(
 
 def assign_replicas_to_dirs(
     state: ControllerState, request: AssignReplicasToDirsRequest
-) -> tuple[Records, AssignReplicasToDirsResponse]:
+) -> Steps[AssignReplicasToDirsResponse]:
     """Raises KafkaError(UNSUPPORTED_VERSION, BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH)."""
     if state.metadata_version < DIRECTORIES_VERSION:
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "Directory assignment is not supported yet.")
@@ -67,6 +67,7 @@ def assign_replicas_to_dirs(
     records: Records = []
     lost_partitions: list[tuple[bytes, int]] = []
     named: set[tuple[bytes, int]] = set()
+    number = 0
     response = AssignReplicasToDirsResponse()
     for directory_data in request.directories:
         directory_response = AssignReplicasToDirsResponseDirectoryData(id=directory_data.id)
@@ -76,6 +77,10 @@ def assign_replicas_to_dirs(
             directory_response.topics.append(topic_response)
             topic = state.image.topics_by_id.get(topic_data.topic_id)
             for index in (partition_data.partition_index for partition_data in topic_data.partitions):
+                if number == PROPOSALS_AT_ONCE:
+                    number = 0
+                    yield
+                number += 1
                 partition = None if topic is None else topic.partitions.get(index)
                 error = ErrorCode.NONE
                 if topic is None:

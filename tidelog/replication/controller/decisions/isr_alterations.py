@@ -29,7 +29,7 @@ from tidelog.replication.controller.decisions.partition_changes import (
     PartitionChange,
     TopicRules,
 )
-from tidelog.replication.controller.decisions.state import ControllerState
+from tidelog.replication.controller.decisions.state import PROPOSALS_AT_ONCE, ControllerState, Steps
 from tidelog.replication.controller.metadata.image import (
     NO_LEADER,
     NO_LEADER_CHANGE,
@@ -47,18 +47,23 @@ MEMBER_EPOCHS_VERSION_MIN = 3  # ISR members have broker epochs
 
 def alter_partition(
     state: ControllerState, request: AlterPartitionRequest, version: int
-) -> tuple[Records, AlterPartitionResponse]:
+) -> Steps[AlterPartitionResponse]:
     """Raises KafkaError(BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH) for the whole request."""
     state.check_broker_epoch(request.broker_id, request.broker_epoch)
     rules = state.election_rules()
     records: Records = []
     response = AlterPartitionResponse()
     named: set[tuple[bytes, int]] = set()
+    number = 0
     for topic_data in request.topics:
         topic_response = AlterPartitionResponseTopicData(topic_id=topic_data.topic_id)
         response.topics.append(topic_response)
         topic = state.image.topics_by_id.get(topic_data.topic_id)
         for partition_data in topic_data.partitions:
+            if number == PROPOSALS_AT_ONCE:
+                number = 0
+                yield
+            number += 1
             isr = (
                 partition_data.new_isr_with_epochs
                 if version >= MEMBER_EPOCHS_VERSION_MIN

@@ -57,6 +57,8 @@ Steps = Generator[None, None, tuple[Records, T]]
 """A decision that yields, so that others are served between two steps. It holds for the image with which it began."""
 ELEMENTS_AT_ONCE = 100
 NEW_PARTITIONS_AT_ONCE = 500
+# Partitions whose ISR or directory a broker proposes. A broker of this cluster sends as many at most.
+PROPOSALS_AT_ONCE = 2_000
 # A creation of more yields before it begins: very many requests may arrive in one turn of the loop. The topics of the
 # coordinators have 50 partitions and five configs: a first group must not wait behind others' large creations.
 FEW_NEW_PARTITIONS = 60
