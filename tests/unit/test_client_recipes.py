@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S
-from tidelog import Admin, Consumer, ConsumerRecord, NewTopic, Producer
+from tidelog import (
+    Admin,
+    Consumer,
+    ConsumerGroupMetadata,
+    ConsumerRecord,
+    NewTopic,
+    OffsetAndMetadata,
+    Producer,
+    TopicPartition,
+)
 from tidelog.testing.embedded import EmbeddedBroker
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "client-recipes.md"
@@ -171,6 +180,23 @@ async def test_every_order_has_one_invoice_whatever_crashes(brokers: str, recipe
             for records in (await consumer.poll(100)).values():
                 invoices.update(record.value for record in records)
     assert invoices == Counter(expected)
+
+
+@pytest.mark.slow
+async def test_a_crash_with_positions_in_a_transaction_does_not_hold_up_the_next_start(
+    brokers: str, recipe: Any
+) -> None:
+    """Its polls were empty until the transaction's timeout."""
+    await fill(brokers)
+    crashed = Producer(bootstrap_servers=brokers, transactional_id="billing-1", transaction_timeout_ms=900_000)
+    async with crashed:
+        await crashed.begin_transaction()
+        ends = {TopicPartition("orders", number): OffsetAndMetadata(1) for number in range(4)}
+        await crashed.send_offsets_to_transaction(ends, ConsumerGroupMetadata("invoices"))
+        await crashed.detach_transaction()  # which leaves it open, as a crash
+    transform = Transform()
+    await run(recipe("exactly_once"), transform, has_committed_all(brokers, "invoices"))
+    assert set(transform.seen) == {b"%d" % number for number in range(RECORDS)}
 
 
 class Enough(Exception):

@@ -578,8 +578,9 @@ class Producer:
     async def init_transactions(self) -> None:
         """Get the producer id, and end what an earlier producer of this `transactional_id` left open.
 
-        The first transaction does it too. Raises TransactionTimeout after `max_block_ms`,
-        TransactionFatal.
+        The first transaction does it too. Call it before the first poll of a consumer whose positions the transactions
+        commit: where a crash has left one open, polls are empty until it ends. Raises TransactionTimeout after
+        `max_block_ms`, TransactionFatal.
         """
         deadline = self._max_block_deadline()
         await (await self._started_transactions()).initialize(deadline)
