@@ -20,8 +20,9 @@ from tests.unit.broker.transactions import (
     write_markers,
 )
 from tidelog.broker.apis.records import write_txn_markers
+from tidelog.broker.coordinators.marker_writer import Marker
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
-from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tidelog.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
@@ -268,3 +269,32 @@ async def test_a_producer_without_partitions_is_left_out_of_the_answer(wire: Wir
     request = WriteTxnMarkersRequest(markers=[marker([T0]), marker([], producer_id=8)])
     response = await wire.call(request, 2, WriteTxnMarkersResponse)
     assert [each.producer_id for each in response.markers] == [7]
+
+
+async def test_a_marker_that_the_next_leader_may_lack_is_not_answered_as_written(
+    running: RunningNode, wire: Wire, topic: None
+):
+    await begin(wire)
+    partition = partition_of(running)
+    partition.awaits_followers = True
+    answer = asyncio.create_task(write_markers(wire, marker([T0])))
+    await until(lambda: partition.log.log_end_offset == 2)
+    for waiting in partition.watch.writes.take_all():
+        waiting(KafkaError(E.NOT_LEADER_OR_FOLLOWER))
+    assert await answer == {(7, "t", 0): E.NOT_LEADER_OR_FOLLOWER}
+
+
+async def test_a_marker_that_is_committed_after_its_time_has_one_result(running: RunningNode, topic: None):
+    broker = running.node._broker
+    assert broker is not None
+    broker.markers._timeout_ms = 20
+    partition = partition_of(running)
+    partition.log.flush()
+    partition.awaits_followers = True
+    results: list[ErrorCode] = []
+    broker.markers.write(Marker(7, 0, True, 0, 0), [T0], lambda _, error: results.append(error))
+    await until(lambda: results)
+    partition.awaits_followers = False
+    partition.advance_high_watermark()
+    await until(lambda: partition.high_watermark == 1)
+    assert results == [E.REQUEST_TIMED_OUT]

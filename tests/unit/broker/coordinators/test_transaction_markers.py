@@ -353,3 +353,34 @@ async def test_a_broker_of_an_older_release_gets_the_version_that_it_serves(room
     room.cluster.answer = answer
     await room.all_done(B)
     assert room.cluster.versions[-1] == (2, 2)
+
+
+async def test_partitions_that_take_their_marker_are_done_though_others_of_the_answer_refuse_it(room: Room):
+    """Otherwise their transaction would stay prepared for ever."""
+    other = ("b", 1)
+    room.cluster.lead(*other, 2)
+    room.errors[B] = [E.NOT_LEADER_OR_FOLLOWER]
+    room.send(B, other)
+    await room.all_done(B, other)
+    assert room.done == [other, B]
+    assert [len(request.markers[0].topics[0].partition_indexes) for _, request, _ in room.cluster.sent] == [2, 1]
+
+
+async def requests_sent(room: Room, count: int) -> None:
+    await until(lambda: len(room.cluster.sent) == count)
+
+
+async def test_a_marker_that_is_cancelled_while_it_waits_for_the_broker_is_not_sent(room: Room):
+    """Another node coordinates the transaction now. A late marker could end the producer's next one."""
+    released = room.cluster.hold(2)
+    for count in range(1, broker_queues.LANES + 1):
+        room.send(B, producer_id=count)
+        await requests_sent(room, count)
+    room.send(B, producer_id=70, log_partition=1)
+    room.send(B, producer_id=80)
+    await until(lambda: len(room.sender._queues) == 2)
+    room.sender.cancel(1)
+    released.set()
+    await until(lambda: len(room.done) == broker_queues.LANES + 1)
+    sent = [marker.producer_id for _, request, _ in room.cluster.sent for marker in request.markers]
+    assert sent == [*range(1, broker_queues.LANES + 1), 80]
