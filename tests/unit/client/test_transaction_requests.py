@@ -94,10 +94,12 @@ async def test_a_coordinator_that_hangs_is_looked_up_again(version: int) -> None
         return handled(request, node) if node.node_id == 2 else SILENCE
 
     async with cluster_of(version, nodes=2) as cluster, transactional(cluster) as sending:
-        cluster.script(InitProducerIdRequest, hang, *[elsewhere] * 100)
+        cluster.script(InitProducerIdRequest, hang, *[elsewhere] * 10)
         with limited(sending, request_timeout_ms=300):
             async with sending.transaction():
                 await sending.send("t", b"1", partition=0)
+        nodes = [node_id for node_id, _, request in cluster.requests if isinstance(request, InitProducerIdRequest)]
+        assert (nodes.count(1), nodes[-1]) == (1, 2)
         assert cluster.transactions.committed == [b"1"]
 
 

@@ -16,6 +16,7 @@ from tidelog.storage.log.repair import CopyRefused
 from tidelog.storage.segments.damage import DamagedRecords
 
 MakeLogs = Callable[..., Logs]
+LAST_OFFSET_DELTA = 23  # where a batch has it
 LAST, END = 8, 12
 """The last batch has the offsets 8 to 11. The checkpoint says that 11 was reached."""
 
@@ -119,3 +120,37 @@ def test_a_restart_after_the_end_moved_gives_up_nothing(logs: MakeLogs, is_clean
         log.adopt_findings(segment)
     repair_once(made, copy)
     assert (made.folder / made.files("*.log")[0]).read_bytes() == whole
+
+
+def test_a_last_batch_with_a_wrong_last_offset_moves_no_log_end(logs: MakeLogs) -> None:
+    """After a clean stop nothing is scanned, and no replica has records at the offsets between."""
+    made = logs()
+    made.append(batch(2), batch(3))
+    path = made.folder / made.files("*.log")[0]
+    made.close()
+    data = bytearray(path.read_bytes())
+    [_, (last, header)] = iter_headers(data)
+    place = last + LAST_OFFSET_DELTA
+    assert int.from_bytes(data[place : place + 4]) == header.last_offset_delta == 2
+    data[place + 3] ^= 16
+    path.write_bytes(data)
+    log = made.open()
+    assert log.log_end_offset == 5
+    assert [(damaged.first_offset, damaged.end_offset) for _, damaged in log.damaged_ranges()] == [(2, 5)]
+
+
+def test_a_repair_changes_nothing_in_a_log_that_was_truncated_while_it_was_examined(logs: MakeLogs) -> None:
+    made, copy, _ = cut_log(logs)
+    with pytest.raises(CopyRefused, match="reaches beyond"):
+        repair_once(made, copy)
+    [(segment, damaged)] = made.log.damaged_ranges()
+    work = made.log.repair_of(segment, damaged)
+    for offset in (4, 6, 8):
+        work.accept(memoryview(copy[offset]))
+    check = work.finish()
+    check.run()
+    made.log.truncate_to(2)
+    before = segment.size_bytes, segment.next_offset, made.log.log_end_offset
+    assert not made.log.finish_repair(check)
+    assert (segment.size_bytes, segment.next_offset, made.log.log_end_offset) == before
+    assert made.log.log_end_offset == 2

@@ -30,6 +30,7 @@ from tidelog.storage.files.meta_properties import ForeignDirectory
 from tidelog.storage.log import closing
 from tidelog.storage.log import directory as log_directory
 from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.flush import FlushTask
 from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.log_config import LogConfig
@@ -336,11 +337,19 @@ class TestLogs:
 def test_many_logs_are_closed_as_well_as_few(logs: MakeLogs, can_sync_at_once: bool, monkeypatch: pytest.MonkeyPatch):
     made = logs()
     monkeypatch.setattr(type(made.disk), "sync_all", lambda disk, directories, since: can_sync_at_once)
+    put_in_place, in_place = FlushTask.put_in_place, []
+
+    def note(task: FlushTask) -> None:
+        in_place.append(task)
+        put_in_place(task)
+
+    monkeypatch.setattr(FlushTask, "put_in_place", note)
     for partition in range(40):
         log = made.directory.create_log("many", partition, TOPIC_ID, CONFIG, NOW)
         log.append_as_leader(batch(partition + 1), 7, NOW)
     made.append(batch(2))
     made.close()
+    assert bool(in_place) is can_sync_at_once, "a small file that is not on the device replaces none"
     made.open()
     assert made.directory.was_clean
     for partition in range(40):
