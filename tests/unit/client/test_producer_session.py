@@ -33,6 +33,36 @@ def test_the_sequences_of_a_forgotten_partition_begin_under_a_higher_epoch() -> 
     assert (following.producer_epoch, following.base_sequence) == (1, 0)
 
 
+def test_a_forgotten_partition_with_a_batch_under_way_goes_on_in_order() -> None:
+    """The broker may still append the batch. Under another epoch it would be written a second time."""
+    session = acknowledged()
+    sent = batch(1)
+    session.prepare_send(sent, 2.0)
+    session.forget([PARTITION])
+    assert session.identity == (7, 0)
+    following = batch(2)
+    session.handle_acknowledgement(sent)
+    session.prepare_send(following, 3.0)
+    assert (following.producer_epoch, following.base_sequence) == (0, sent.base_sequence + sent.record_count)
+
+
+def test_after_the_last_epoch_a_forgotten_partition_begins_under_another_producer_id() -> None:
+    session = acknowledged()
+    session.adopt_identity(7, 32767)
+    session.prepare_send(sent := batch(1), 2.0)
+    session.handle_acknowledgement(sent)
+    session.forget([PARTITION])
+    assert session.identity == (-1, -1), "a new one is to be asked for"
+
+
+def test_a_forgotten_partition_of_an_earlier_epoch_needs_no_other_one() -> None:
+    session = acknowledged()
+    session.adopt_identity(7, 5)
+    session.forget([PARTITION])
+    session.forget([PARTITION])
+    assert session.identity == (7, 5)
+
+
 def test_a_log_that_lacked_a_batch_is_asked_again_after_another_attempt_without_an_answer() -> None:
     session = acknowledged()
     sent = batch(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.unit.storage.test_damage import copy_of
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import KafkaError
 from tidelog.storage.log.damaged_end import damaged_end, move_damaged_end
-from tidelog.storage.log.repair import CopyRefused
+from tidelog.storage.log.repair import CopyRefused, RepairCheck
 from tidelog.storage.segments.damage import DamagedRecords
 
 MakeLogs = Callable[..., Logs]
@@ -154,3 +155,26 @@ def test_a_repair_changes_nothing_in_a_log_that_was_truncated_while_it_was_exami
     assert not made.log.finish_repair(check)
     assert (segment.size_bytes, segment.next_offset, made.log.log_end_offset) == before
     assert made.log.log_end_offset == 2
+
+
+def test_a_part_that_is_not_recognized_behind_the_damaged_bytes_leaves_the_file_as_it_is(
+    logs: MakeLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each attempt would make the file longer."""
+    made, copy, _ = cut_log(logs, left_bytes=5)
+    with pytest.raises(CopyRefused, match="reaches beyond"):
+        repair_once(made, copy)
+    [(segment, damaged)] = made.log.damaged_ranges()
+    work = made.log.repair_of(segment, damaged, from_offset=8)
+    work.accept(memoryview(copy[8]))
+    check = work.finish()
+    check.run()
+    assert check.is_insertion
+    path = Path(segment.path)
+    before = segment.size_bytes, path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(RepairCheck, "has_helped", property(lambda check: False))
+        assert not made.log.finish_repair(check)
+    assert (segment.size_bytes, path.read_bytes()) == before
+    assert made.files("*.repair.tmp") == []
+    assert [each for _, each in made.log.damaged_ranges()] == [damaged]
