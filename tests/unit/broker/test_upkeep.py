@@ -485,6 +485,7 @@ async def test_a_log_whose_index_keeps_retention_off_is_scrubbed_at_once(start_n
     await produce(wire, make_batch(b"x", timestamp=time.time_ns() // 1_000_000))  # retention must not take it before
     segment = running.node._directories.metadata.logs["t", 0].segments.active
     newest, segment.max_timestamp, segment.max_is_confirmed = segment.max_timestamp, 2**62, False
+    segment.filed_max = 2**62, 0, segment.size_bytes
     async with asyncio.timeout(PATIENCE_S):
         while segment.max_timestamp != newest:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

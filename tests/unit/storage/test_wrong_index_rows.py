@@ -248,8 +248,43 @@ def test_a_wrong_time_behind_the_turns_before_is_met(logs, monkeypatch):
     segment = log.segments.first
     lookup.max_timestamp_of(segment)
     segment.max_timestamp, segment.offset_of_max_timestamp, segment.max_is_confirmed = NOW + 1, 1, False
+    segment.filed_max = NOW + 1, 1, segment.size_bytes
     for _ in range(COUNT // 5 - 1):
         assert lookup.confirm_max_timestamp(segment, wait=True) == 5
     for _ in range(2):
         with pytest.raises(CorruptIndex, match="lacks timestamp"):
             lookup.confirm_max_timestamp(segment, wait=True)
+
+
+def test_lost_rows_of_the_last_segment_hide_no_record_after_an_append(logs):
+    """The largest timestamp by what is left of the index was replaced by that of the append, and no batch before this
+    one was compared."""
+    made = logs(index_interval_bytes=300)
+    made.append(*[batch(value=b"%03d" % n * 20, timestamp=NOW + 900 * (n == 12)) for n in range(COUNT)])
+    made.close()
+    path = made.folder / made.files("*.timeindex")[0]
+    path.write_bytes(path.read_bytes()[:12])
+    log = made.open()
+    made.append(batch(timestamp=NOW + 500))
+    assert log.max_timestamp_offset() == (NOW + 900, 12, 0)
+    made.append(batch(timestamp=NOW + 600))
+    found = log.offset_for_timestamp(NOW + 550)
+    assert found is not None
+    assert found.offset == 12
+
+
+def test_rows_of_appends_during_an_examination_hide_no_record_before_them(logs):
+    """Where the index had lost rows, theirs gave older times as the largest so far."""
+    made = logs(index_interval_bytes=1500)
+    made.append(*[batch(timestamp=NOW + 900 * (n == 12)) for n in range(20)])
+    made.close()
+    path = made.folder / made.files("*.timeindex")[0]
+    path.write_bytes(b"")
+    log = made.open()
+    with pytest.raises(Examination) as examination:
+        log.offset_for_timestamp(NOW + 550, wait=False)
+    made.append(*[batch(timestamp=NOW + n) for n in range(500, 540)])
+    examination.value.warm()
+    found = log.offset_for_timestamp(NOW + 550, wait=False)
+    assert found is not None
+    assert found.offset == 12

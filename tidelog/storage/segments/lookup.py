@@ -80,7 +80,8 @@ def confirm_max_timestamp(segment: Segment, *, wait: bool) -> int:
         return 0
     was_open, number = segment.is_open, 0
     try:
-        newest, offset = max_timestamp_of(segment), segment.offset_of_max_timestamp
+        newest_of_all = max_timestamp_of(segment)  # also of what was appended since: it proves nothing of those before
+        newest, offset, filed_bytes = segment.filed_max
         path, basis = segment.time_index.path, (newest, offset, segment.generation)
         if segment.confirmation is not None and segment.confirmation[0] == basis:
             _, position, found_end, is_there = segment.confirmation
@@ -89,11 +90,14 @@ def confirm_max_timestamp(segment: Segment, *, wait: bool) -> int:
         for reached, header in headers(segment, position, wait=wait):
             if number == _COMPARED_AT_ONCE_MAX:
                 return number
+            if reached >= filed_bytes:
+                found_end = segment.next_offset
+                break
             number += 1
             if header.base_offset <= offset <= header.last_offset:
                 is_there = is_there or header.max_timestamp == newest
             # A batch that compaction emptied keeps its timestamp, which no index names.
-            if header.max_timestamp > newest and header.record_count:
+            if header.max_timestamp > newest_of_all and header.record_count:
                 raise CorruptIndex(path, f"lacks timestamp {header.max_timestamp}")
             found_end = header.next_offset
             # The bytes behind it may be cold.
@@ -458,6 +462,7 @@ def refresh_max_timestamp(segment: Segment) -> None:
     for _, header in headers(segment, start):
         if header.max_timestamp > segment.max_timestamp:
             segment.max_timestamp, segment.offset_of_max_timestamp = header.max_timestamp, header.last_offset
+    segment.filed_max = segment.max_timestamp, segment.offset_of_max_timestamp, segment.size_bytes
 
 
 def note_timestamps_from(segment: Segment, position: int) -> None:

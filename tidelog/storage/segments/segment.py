@@ -60,17 +60,19 @@ class Segment:
     __slots__ = (
         "_disk", "_file", "_loose_maps", "_map", "_max_offset_rows", "_max_time_rows", "_offset_index", "_time_index",
         "aged_to", "base_offset", "bytes_since_index_row", "confirmation", "created_ms", "damage", "directory",
-        "filled", "findings", "first_batch_timestamp", "generation", "hints", "index_interval_bytes", "is_abandoned",
-        "is_full", "is_preallocated", "is_verified_of_old", "jitter_ms", "max_is_confirmed", "max_offset",
-        "max_timestamp", "may_end_early", "may_have_gaps", "next_offset", "offset_of_max_timestamp", "path", "proven",
-        "recent_offsets", "recent_positions", "roll_above_now", "roll_above_timestamp", "segment_ms", "size_bytes",
-        "suffix", "synced_bytes", "transaction_index", "unread", "verified_from", "verified_to", "warm_from",
-        "write_at",
+        "filed_max", "filled", "findings", "first_batch_timestamp", "generation", "hints", "index_interval_bytes",
+        "is_abandoned", "is_full", "is_preallocated", "is_verified_of_old", "jitter_ms", "max_is_confirmed",
+        "max_offset", "max_timestamp", "may_end_early", "may_have_gaps", "next_offset", "offset_of_max_timestamp",
+        "path", "proven", "recent_offsets", "recent_positions", "roll_above_now", "roll_above_timestamp", "segment_ms",
+        "size_bytes", "suffix", "synced_bytes", "transaction_index", "unread", "verified_from", "verified_to",
+        "warm_from", "write_at",
     )  # fmt: skip
 
     write_at: Callable[[Buffer, int], int]
     confirmation: tuple[tuple[int, int, int], int, int, bool] | None
     """How far the comparison of the largest timestamp has come: the basis, position, end offset, and if it is there."""
+    filed_max: tuple[int, int, int]
+    """The largest timestamp and its offset by the time index's file, and the size of the batches that it is about."""
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class Segment:
             disk, self.path_of(TRANSACTION_INDEX_SUFFIX), exists=has_transaction_index
         )
         self.max_timestamp = UNKNOWN if size_bytes else -1
-        self.offset_of_max_timestamp = base_offset
+        self.offset_of_max_timestamp, self.filed_max = base_offset, (-1, base_offset, 0)
         self.max_is_confirmed = not size_bytes
         """The largest timestamp comes from the batches. One from the time index's file may be wrong (`lookup.py`)."""
         self.first_batch_timestamp = UNKNOWN if size_bytes else -1
@@ -392,6 +394,7 @@ class Segment:
         if self.max_timestamp == UNKNOWN:
             self.max_timestamp = times.last_key
             self.offset_of_max_timestamp = times.last_value if times.count else self.base_offset
+            self.filed_max = self.max_timestamp, self.offset_of_max_timestamp, self.size_bytes
 
     def check_indexes_end_below(self, end_offset: int) -> None:
         """Raises CorruptIndex if an index ends in an offset that the segment does not have."""
@@ -539,7 +542,7 @@ class Segment:
             if row[0] > offsets.last_key and row[1] > offsets.last_value:  # they may be from a damaged file
                 offsets.append(*row)
         for row in later_times:
-            if row[0] > times.last_key:
+            if row[0] > max(times.last_key, findings.max_timestamp):  # by an index with lost rows, it may be lower
                 times.append(*row)
         self.max_timestamp, self.offset_of_max_timestamp = findings.max_timestamp, findings.offset_of_max_timestamp
         self.bytes_since_index_row = findings.bytes_since_index_row if is_last else since
