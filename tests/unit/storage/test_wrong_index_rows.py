@@ -273,6 +273,33 @@ def test_lost_rows_of_the_last_segment_hide_no_record_after_an_append(logs):
     assert found.offset == 12
 
 
+@pytest.mark.parametrize("appended", [900, 950])
+def test_lost_rows_hide_no_record_of_the_timestamp_that_an_append_has(logs, appended):
+    """The records of the file were compared with the largest timestamp of all: none was newer."""
+    made = logs(index_interval_bytes=300)
+    made.append(*[batch(value=b"%03d" % n * 20, timestamp=NOW + 900 * (n == 12)) for n in range(COUNT)])
+    made.close()
+    path = made.folder / made.files("*.timeindex")[0]
+    path.write_bytes(path.read_bytes()[:12])
+    log = made.open()
+    made.append(batch(timestamp=NOW + appended))
+    assert log.max_timestamp_offset() == (NOW + appended, 12 if appended == 900 else COUNT, 0)
+    found = log.offset_for_timestamp(NOW + 900)
+    assert found is not None
+    assert found.offset == 12
+
+
+def test_an_append_behind_a_truncation_is_not_compared_with_the_rows_of_the_file(logs):
+    made = logs(index_interval_bytes=300)
+    made.append(*[batch(value=b"%03d" % n * 20, timestamp=NOW + 900 * (n == 12)) for n in range(COUNT)])
+    log = made.close_and_open()
+    assert lookup.max_timestamp_of(log.segments.active) == NOW + 900
+    log.truncate_to(20)
+    made.append(batch(timestamp=NOW + 1000))
+    lookup.confirm_max_timestamp(log.segments.active, wait=True)
+    assert log.max_timestamp_offset() == (NOW + 1000, 20, 0)
+
+
 def test_rows_of_appends_during_an_examination_hide_no_record_before_them(logs):
     """Where the index had lost rows, theirs gave older times as the largest so far."""
     made = logs(index_interval_bytes=1500)

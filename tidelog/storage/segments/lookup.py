@@ -80,7 +80,8 @@ def confirm_max_timestamp(segment: Segment, *, wait: bool) -> int:
         return 0
     was_open, number = segment.is_open, 0
     try:
-        newest_of_all = max_timestamp_of(segment)  # also of what was appended since: it proves nothing of those before
+        segment.load_indexes()
+        # Not `max_timestamp`: that of a later append may be as new as one that the index has lost.
         newest, offset, filed_bytes = segment.filed_max
         path, basis = segment.time_index.path, (newest, offset, segment.generation)
         if segment.confirmation is not None and segment.confirmation[0] == basis:
@@ -97,7 +98,7 @@ def confirm_max_timestamp(segment: Segment, *, wait: bool) -> int:
             if header.base_offset <= offset <= header.last_offset:
                 is_there = is_there or header.max_timestamp == newest
             # A batch that compaction emptied keeps its timestamp, which no index names.
-            if header.max_timestamp > newest_of_all and header.record_count:
+            if header.max_timestamp > newest and header.record_count:
                 raise CorruptIndex(path, f"lacks timestamp {header.max_timestamp}")
             found_end = header.next_offset
             # The bytes behind it may be cold.

@@ -699,6 +699,8 @@ class Segment:
             self._loose_maps = []  # these are maps of the replaced file
         self.size_bytes = position
         self.synced_bytes = position
+        newest, offset, filed_bytes = self.filed_max
+        self.filed_max = newest, offset, min(filed_bytes, position)  # what is appended next is not by the file
         self.warm_from = min(self.warm_from, position)
         self.verified_to = min(self.verified_to, position)
         self.proven = ()
