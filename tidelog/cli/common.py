@@ -57,7 +57,10 @@ class _Warnings(logging.Handler):
     """Prints what is logged, as lines on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(f"tidelog: {record.levelname.lower()}: {self.format(record)}", err=True)
+        try:
+            click.echo(f"tidelog: {record.levelname.lower()}: {self.format(record)}", err=True)
+        except Exception:  # as of a closed pipe; what logs it is not at fault
+            self.handleError(record)
 
 
 _WARNINGS = _Warnings(logging.WARNING)

@@ -222,6 +222,25 @@ def test_what_a_client_logs_names_the_command() -> None:
     assert done.stderr == "tidelog: warning: group 'a'\ntidelog: error: a fault\nValueError: x\n"
 
 
+def test_a_log_record_that_cannot_be_written_does_not_end_the_command() -> None:
+    """The reader of standard error has ended. The event loop logs a fault of a callback, and goes on."""
+    program = (
+        "import asyncio, os; from tidelog.cli.main import main; main(['--version'])\n"
+        "reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 2)\n"
+        "async def go_on():\n"
+        "    asyncio.get_running_loop().call_soon(int, 'no number')\n"
+        "    await asyncio.sleep(0.01)\n"
+        "    os.write(1, b'goes on')\n"
+        "    os._exit(0)\n"
+        "asyncio.run(go_on())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.stdout.endswith("goes on")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_producer_that_is_interrupted_sends_and_counts_what_it_has_read(bootstrap: str, number: signal.Signals):
     """Kafka's console producer flushes, too. Half a line is none: the rest of it was never read."""
