@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,12 @@ from tests.unit.client.fake_broker import FakeCluster
 from tests.unit.client.test_consumer import consumer, fill, until
 from tidelog import Consumer, NewTopic, TopicPartition
 from tidelog.client import sync
+from tidelog.client.consuming import fetcher
 from tidelog.client.consuming.completed_fetch import CompletedFetch
+from tidelog.client.consuming.fetch_session import FetchTarget
 from tidelog.client.consuming.subscription import PartitionState, Subscription
 from tidelog.client.network.metadata import EMPTY
+from tidelog.protocol.messages.fetch import FetchRequest
 from tidelog.testing.embedded import EmbeddedBroker
 
 PARTITIONS = [TopicPartition("t", index) for index in range(100)]
@@ -212,3 +216,38 @@ def test_a_blocking_poll_for_one_record_does_not_look_at_all_partitions(monkeypa
             taken = [consuming.poll(10_000, max_records=1) for _ in range(POLLS)]
             assert len({partition for batch in taken for partition in batch}) == POLLS
             assert counted.count < POLLS
+
+
+async def test_a_fetch_makes_only_targets_that_have_changed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def target(*fields: Any) -> FetchTarget:
+        made.append(fields[1])
+        return FetchTarget(*fields)
+
+    monkeypatch.setattr(fetcher, "FetchTarget", target)
+    async with FakeCluster(t=len(PARTITIONS)) as cluster, consumer(cluster) as consuming:
+        consuming.assign(PARTITIONS)
+        await consuming.poll(100)
+        made.clear()
+        for round_number in range(20):
+            fill(cluster, "t", 0, 1)
+            (records,) = (await consuming.poll(5000)).values()
+            assert [record.offset for record in records] == [round_number]
+        assert set(made) <= set(range(21)), "offsets of other partitions"
+        assert len(made) < 3 * 20
+
+
+async def test_a_fetch_states_the_epoch_of_a_seek_to_the_same_offset() -> None:
+    async with FakeCluster(t=1) as cluster:
+        fill(cluster, "t", 0, 3)
+        async with consumer(cluster, fetch_max_wait_ms=10) as consuming:
+            consuming.assign(PARTITIONS[:1])
+            assert await consuming.poll(5000)
+            await consuming.poll(200)  # some fetches at the end
+            consuming.seek(PARTITIONS[0], 3)
+            await consuming.poll(200)
+            asked = [
+                each for fetch in cluster.sent(FetchRequest) for topic in fetch.topics for each in topic.partitions
+            ]
+            assert (asked[-1].fetch_offset, asked[-1].last_fetched_epoch) == (3, -1)

@@ -66,8 +66,8 @@ class _NodeFetches:
     """The fetch session with one broker, and its responses that are not read to the end."""
 
     __slots__ = (
-        "answers_are_large", "apart", "asked_bytes", "in_flight", "is_for_all", "max_bytes", "node_id", "responses",
-        "retry_at_ms", "session", "was_apart",
+        "answers_are_large", "apart", "asked_bytes", "in_flight", "is_for_all", "max_bytes", "metadata", "node_id",
+        "responses", "retry_at_ms", "session", "targets", "was_apart",
     )  # fmt: skip
 
     def __init__(self, node_id: int) -> None:
@@ -90,6 +90,9 @@ class _NodeFetches:
         """The last fetch was one of these. The next one is for the others: many that fail would hold them up."""
         self.is_for_all = False
         """The last fetch was for all partitions that were due."""
+        self.targets: dict[TopicPartition, FetchTarget] = {}
+        """Those of the last fetch, which were made with `metadata`."""
+        self.metadata = EMPTY
 
 
 class Fetcher:
@@ -247,17 +250,23 @@ class Fetcher:
 
     def _fetch(self, node: _NodeFetches, connection: Connection, partitions: list[TopicPartition]) -> None:
         metadata, config = self._cluster.metadata, self._config
-        targets = {}
+        # Most of thousands of partitions have no new records, and keep their targets: new ones take 2 us each.
+        known = node.targets if node.metadata is metadata else {}
+        targets: dict[TopicPartition, FetchTarget] = {}
         for partition in partitions:
             offset, epoch = self._buffer.fetch_position(partition)
-            targets[partition] = FetchTarget(
-                metadata.topic_id(partition.topic),
-                offset,
-                metadata.leader_epoch(partition),
-                # A follower may not have an epoch in which nothing was written.
-                epoch if node.node_id == metadata.leader(partition) else -1,
-                config.max_partition_fetch_bytes,
-            )
+            target = known.get(partition)
+            if target is None or target.offset != offset or target.last_fetched_epoch != epoch:
+                target = FetchTarget(
+                    metadata.topic_id(partition.topic),
+                    offset,
+                    metadata.leader_epoch(partition),
+                    # A follower may not have an epoch in which nothing was written.
+                    epoch if node.node_id == metadata.leader(partition) else -1,
+                    config.max_partition_fetch_bytes,
+                )
+            targets[partition] = target
+        node.targets, node.metadata = targets, metadata
         try:
             version = connection.version_of(FetchRequest)
             if version > LAST_VERSION_WITH_NAMES and any(target.topic_id == NO_TOPIC_ID for target in targets.values()):
