@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.doses import seeds
+from tests.simulation.catching import assert_caught
 from tests.simulation.gap_history import GapHistory
 from tidelog.storage.files import checkpoints
 from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, ExplainedGaps
@@ -165,10 +166,4 @@ PLANTS = [
 @pytest.mark.parametrize(("plant", "settings"), PLANTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_planted_bug_is_caught(plant: Plant, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     plant(monkeypatch)
-    for seed in range(PLANTED_SEEDS):
-        try:
-            GapHistory(seed, **settings).run()
-        except Exception as error:
-            print(seed, str(error)[:150])
-            return
-    pytest.fail("not caught")
+    assert_caught(lambda seed: GapHistory(seed, **settings), "", 0, PLANTED_SEEDS)
