@@ -256,15 +256,20 @@ def test_a_wrong_time_behind_the_turns_before_is_met(logs, monkeypatch):
             lookup.confirm_max_timestamp(segment, wait=True)
 
 
-def test_lost_rows_of_the_last_segment_hide_no_record_after_an_append(logs):
-    """The largest timestamp by what is left of the index was replaced by that of the append, and no batch before this
-    one was compared."""
-    made = logs(index_interval_bytes=300)
+def opened_with_lost_time_rows(made):
+    """A log of COUNT records, the newest at offset 12, whose time index has only its first row when it is opened."""
     made.append(*[batch(value=b"%03d" % n * 20, timestamp=NOW + 900 * (n == 12)) for n in range(COUNT)])
     made.close()
     path = made.folder / made.files("*.timeindex")[0]
     path.write_bytes(path.read_bytes()[:12])
-    log = made.open()
+    return made.open()
+
+
+def test_lost_rows_of_the_last_segment_hide_no_record_after_an_append(logs):
+    """The largest timestamp by what is left of the index was replaced by that of the append, and no batch before this
+    one was compared."""
+    made = logs(index_interval_bytes=300)
+    log = opened_with_lost_time_rows(made)
     made.append(batch(timestamp=NOW + 500))
     assert log.max_timestamp_offset() == (NOW + 900, 12, 0)
     made.append(batch(timestamp=NOW + 600))
@@ -277,11 +282,7 @@ def test_lost_rows_of_the_last_segment_hide_no_record_after_an_append(logs):
 def test_lost_rows_hide_no_record_of_the_timestamp_that_an_append_has(logs, appended):
     """The records of the file were compared with the largest timestamp of all: none was newer."""
     made = logs(index_interval_bytes=300)
-    made.append(*[batch(value=b"%03d" % n * 20, timestamp=NOW + 900 * (n == 12)) for n in range(COUNT)])
-    made.close()
-    path = made.folder / made.files("*.timeindex")[0]
-    path.write_bytes(path.read_bytes()[:12])
-    log = made.open()
+    log = opened_with_lost_time_rows(made)
     made.append(batch(timestamp=NOW + appended))
     assert log.max_timestamp_offset() == (NOW + appended, 12 if appended == 900 else COUNT, 0)
     found = log.offset_for_timestamp(NOW + 900)

@@ -72,7 +72,7 @@ class Segment:
     confirmation: tuple[tuple[int, int, int], int, int, bool] | None
     """How far the comparison of the largest timestamp has come: the basis, position, end offset, and if it is there."""
     filed_max: tuple[int, int, int]
-    """The largest timestamp and its offset by the time index's file, and the size of the batches that it is about."""
+    """The largest timestamp in the time index's file, its offset, and the size of the batches that the file covers."""
 
     def __init__(
         self,

@@ -205,8 +205,9 @@ def _answer(services: Services, context: RequestContext, request: MetadataReques
 
 
 def _shared(services: Services, context: RequestContext, request: MetadataRequest) -> Generator[int, None, _Response]:
-    """As `_answering`. An answer with all topics is encoded here, and kept for the next clients; these steps have 0
-    elements.
+    """Answer as `_answering` does. An answer with all topics is encoded here, and kept for the next clients.
+
+    Each step yields the elements that it has added to the answer. A step that encodes yields 0.
     """
     if request.topics is not None:
         return (yield from _answering(services, context, request))

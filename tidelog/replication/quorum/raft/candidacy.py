@@ -69,8 +69,10 @@ def on_vote_answer(raft: RaftReplica, peer: Peer, ask: VoteAsk, answer: VoteAnsw
 
 
 def on_late_vote_answer(raft: RaftReplica, peer: Peer, ask: VoteAsk, answer: VoteAnswer, now_ms: float) -> None:
-    """The answer to a request of an earlier role. The leader's refusal arrives first where the leader is nearer than
-    the other voters. If the leader's answers to fetches are lost, only their grants can replace it.
+    """Count a pre-vote that is granted after the leader's refusal has ended the attempt.
+
+    The refusal arrives first if the leader is nearer than the other voters. If its answers to fetches are lost, only
+    the grants of the other voters can replace it. They count until a fetch succeeds.
     """
     state = raft.state
     if not isinstance(state, Follower) or state.pre_votes is None or state.has_fetched:
