@@ -37,8 +37,9 @@ FOREIGN_CLIENTS = {name for name, kind in KINDS.items() if not kind.is_python}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    prefix = f"{HERE}{os.sep}"
     for item in items:
-        if HERE in item.path.parents:
+        if str(item.path).startswith(prefix):
             item.add_marker(pytest.mark.hunt if is_hunt(item) else pytest.mark.slow)
 
 
