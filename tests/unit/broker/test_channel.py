@@ -130,6 +130,7 @@ async def test_the_arrived_bytes_are_those_of_an_answer_that_is_not_whole() -> N
     await link.closed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_whole", [True, False])
 async def test_an_answer_that_goes_on_arriving_is_awaited_longer_than_the_timeout(is_whole: bool) -> None:
     body = ApiVersionsResponse(api_keys=[ApiVersion()] * (2 * ARRIVING_BYTES)).encode(0)  # 12 times as many bytes

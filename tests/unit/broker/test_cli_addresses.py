@@ -16,6 +16,7 @@ def test_an_ipv6_address_has_brackets(host: str, port: int, text: str) -> None:
     assert address_text(host, port) == text
 
 
+@pytest.mark.slow
 def test_addresses_that_commands_print_can_be_given_to_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with EmbeddedBroker(config={"listeners": "PLAINTEXT://[::1]:0"}) as broker:
         address = broker.bootstrap_servers

@@ -287,6 +287,7 @@ def test_a_group_goes_on_where_it_was(cli: Cli):
     assert cli("consume", "grouped", "-g", "readers", "--timeout-ms", "300")[1] == b""
 
 
+@pytest.mark.slow
 def test_a_groups_silence_begins_when_it_has_assigned_partitions(cli: Cli, monkeypatch: pytest.MonkeyPatch):
     with EmbeddedBroker(config={"group.initial.rebalance.delay.ms": 1500}) as broker:
         monkeypatch.setenv("TIDELOG_BOOTSTRAP_SERVER", broker.bootstrap_servers)
@@ -360,7 +361,7 @@ def test_ctrl_c_ends_typing_and_keeps_what_was_typed(cli: Cli, bootstrap: str):
         ((), b"v" * 2_000_000, "MESSAGE_TOO_LARGE: line 3: a record of 2000000 bytes"),
         (("-X", "max.request.size=4000000"), b"v" * 2_000_000, "MESSAGE_TOO_LARGE: from line 3 on: lines-0: "),
         (
-            ("-F", "json"),
+            ("-F", "json", "-X", "max.block.ms=500"),
             b'{"value": "x", "partition": 7}',
             "UNKNOWN_TOPIC_OR_PARTITION: line 3: lines has 1 partition",
         ),
@@ -379,7 +380,7 @@ def test_a_bad_line_does_not_hide_that_one_before_it_is_refused(cli: Cli, last: 
     """Both are there before the broker answers."""
     cli("topics", "create", "slim", "-c", "max.message.bytes=200")
     lines = (b'{"value": "a"}', b'{"value": "%s"}' % (b"v" * 400), b'{"value": "b"}', last, b"")
-    status, _, err = cli("produce", "slim", "-F", "json", stdin=b"\n".join(lines))
+    status, _, err = cli("produce", "slim", "-F", "json", "-X", "max.block.ms=500", stdin=b"\n".join(lines))
     assert status == 1
     assert err.startswith("tidelog: MESSAGE_TOO_LARGE: from line 2 on: slim-0: ")
 

@@ -51,6 +51,7 @@ def cli(cluster: EmbeddedCluster, capfd: pytest.CaptureFixture[str]) -> Cli:
     return run
 
 
+@pytest.mark.slow
 def test_a_partition_without_a_leader_does_not_hide_the_others(cluster: EmbeddedCluster, cli: Cli):
     cluster.kill(2)
     wait_until(lambda: len(json.loads(cli("topics", "describe", "--unavailable", "--json")[1])) == 1)
@@ -81,6 +82,7 @@ def test_a_partition_without_a_leader_does_not_hide_the_others(cluster: Embedded
     assert cli("topics", "offsets", "flights", "-p", "0")[::2] == (0, "")
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_read_that_waits_for_a_partition(cluster: EmbeddedCluster):
     cluster.kill(2)
     words = ["consume", "flights", "-p", "1", "--timeout-ms", "1", "-b", cluster.bootstrap_servers]
@@ -99,6 +101,7 @@ def test_a_signal_ends_a_read_that_waits_for_a_partition(cluster: EmbeddedCluste
     assert reading.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_quorum_without_a_leader_does_not_hide_the_brokers(cluster: EmbeddedCluster, cli: Cli):
     cluster.kill(2, 3)
     wait_until(lambda: "the metadata quorum does not answer, it may have no leader" in cli("quorum", "describe")[2])
@@ -113,6 +116,7 @@ def test_a_quorum_without_a_leader_does_not_hide_the_brokers(cluster: EmbeddedCl
     assert next(each["state"] for each in json.loads(out)["brokers"]) == "running"
 
 
+@pytest.mark.slow
 def test_a_broker_that_hangs_does_not_hide_what_the_others_have(cluster: EmbeddedCluster, cli: Cli):
     cluster.pause(2)
     try:
@@ -158,6 +162,7 @@ async def test_changes_after_one_without_an_answer_are_not_tried(capfd: pytest.C
     assert await change_each(["first"], change) == ({"first": "deleted"}, 0)
 
 
+@pytest.mark.slow
 def test_a_topic_is_described_where_its_only_leader_hangs(cluster: EmbeddedCluster, cli: Cli):
     with Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
         admin.create_topics([NewTopic("quiet", replica_assignments={0: [2]})])
@@ -170,6 +175,7 @@ def test_a_topic_is_described_where_its_only_leader_hangs(cluster: EmbeddedClust
         cluster.resume(2)
 
 
+@pytest.mark.slow
 def test_a_broker_that_hangs_does_not_hide_what_the_others_coordinate(cluster: EmbeddedCluster, cli: Cli):
     names = [f"g{number}" for number in range(20)]
     with Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
@@ -218,6 +224,7 @@ def damaged(tmp_path: Path) -> Iterator[EmbeddedBroker]:
         yield broker
 
 
+@pytest.mark.slow
 def test_a_partition_whose_leader_lacks_its_log_does_not_hide_the_others(
     damaged: EmbeddedBroker, capfd: pytest.CaptureFixture[str]
 ):

@@ -183,6 +183,7 @@ def fetch_of_the_log(raft: Any, number: int) -> FetchRequest:
     )
 
 
+@pytest.mark.slow
 async def test_a_fetch_does_not_keep_its_request_while_it_waits(controller: tuple[RunningNode, Wire]) -> None:
     """A thousand may wait, and each of 360 KB held two megabytes."""
     running, _ = controller

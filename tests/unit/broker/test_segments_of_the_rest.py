@@ -161,6 +161,7 @@ async def test_a_lost_segment_behind_a_far_gap_gets_its_own_again(policy: str, e
     assert not copies.passed_over(OFFSETS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [[FAR], [0, 2, FAR], [2, 4, FAR]])
 @pytest.mark.parametrize("ending", [Ending.KILLED, Ending.POWER_LOSS])
 @pytest.mark.parametrize("policy", ["delete", "compact"])

@@ -104,6 +104,7 @@ def short_broker(tmp_path: Any) -> Iterator[EmbeddedBroker]:
         yield broker
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux sets limits of another process")
 def test_all_logs_are_written_and_read_and_the_node_stops_cleanly(short_broker: EmbeddedBroker) -> None:
     partitions = [TopicPartition("t", index) for index in range(LOGS)]

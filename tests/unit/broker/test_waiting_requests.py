@@ -46,6 +46,7 @@ async def held_bytes(sent: int, send: Any, waiting: Any) -> int:
     return after - before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_session", [False, True])
 async def test_a_fetch_does_not_keep_its_request_while_it_waits(
     running: RunningNode, wire: Wire, is_session: bool
@@ -95,6 +96,7 @@ def join(member_id: str, protocols: int = 1) -> JoinGroupRequest:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", ["join", "sync"])
 async def test_members_of_a_group_do_not_keep_their_requests_while_they_wait(start_node: StartNode, api: str) -> None:
     """They wait for as long as a rebalance takes, also when their clients have disconnected."""

@@ -335,6 +335,7 @@ async def test_idle_connections_are_closed_in_time_and_cost_no_refresh(monkeypat
         await cluster.close()
 
 
+@pytest.mark.slow
 async def test_a_connection_that_is_used_or_waits_for_an_answer_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "_IDLE_LOOK_S_MIN", 0.01)
     async with FakeCluster(nodes=2) as fake:
@@ -480,6 +481,7 @@ async def test_a_topic_that_stays_missing_is_asked_for_later_and_later() -> None
         await cluster.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", ["consumer", "producer"])
 async def test_a_leader_that_stays_missing_is_asked_for_later_and_later(client: str) -> None:
     """A partition without a leader cost ten refreshes of the metadata each second for as long as it had none."""

@@ -718,6 +718,7 @@ def test_brokers_that_stay_away_fail_a_task_after_its_max_block_ms(options, monk
     assert absence.met > 1
 
 
+@pytest.mark.slow
 def test_loops_that_are_compiled_for_the_first_time_take_none_of_the_time_for_brokers(broker, topic, monkeypatch):
     loaded: list[bool] = []
     load = ArrowBatches.load_kernel

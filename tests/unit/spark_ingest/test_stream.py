@@ -683,6 +683,7 @@ def test_a_partition_that_is_added_before_the_first_look_waits_for_the_next_micr
         assert stream.ranges(end, stream.latest_offset(end)) == read
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_deleted_leaves_the_first_micro_batch_where_loss_is_tolerated(node, new_topic):
     topic = new_topic(5)
     node.topic(f"{topic}-gone", 3)
@@ -698,6 +699,7 @@ def test_a_topic_that_is_deleted_leaves_the_first_micro_batch_where_loss_is_tole
         stream.latest_offset(stream.initial_offset())  # a new query needs its topics
 
 
+@pytest.mark.slow
 def test_a_partition_without_a_start_is_named_also_where_a_topic_is_gone(node, new_topic):
     """The topic refuses no restart where loss is tolerated, and its name would lead astray."""
     topic = new_topic(5, 5)

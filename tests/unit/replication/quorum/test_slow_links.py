@@ -83,6 +83,7 @@ def test_a_node_behind_a_slow_link_learns_all_metadata(
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", [(1, 2, 3), (2, 3), (3,)])
 def test_one_large_batch_comes_to_voters_behind_slow_links(tmp_path: Path, slow: tuple[int]) -> None:
     """It takes ten times as long as a leader is awaited. There was a new leader each few seconds, without end."""

@@ -32,6 +32,7 @@ class SlowDisk(RefusingDisk):
         super().sync_directory(path)
 
 
+@pytest.mark.slow
 def test_voters_whose_votes_take_as_long_as_the_election_timeout_elect_a_leader(tmp_path):
     """Its own vote and a voter's last 0.4 s, an attempt 0.2 to 0.4 s."""
 

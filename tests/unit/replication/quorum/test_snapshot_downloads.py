@@ -102,6 +102,7 @@ def test_a_snapshot_that_a_thread_checks_stays_whole_when_the_next_leader_sends_
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("damaged", "rate"), [("the newest", 1 << 30), ("the newest", 0), ("both", 1 << 30)])
 def test_a_node_that_fetches_a_damaged_snapshot_gets_another_one(tmp_path, monkeypatch, damaged, rate):
     """It fetched the same one every second, until the daily scrub or the next hourly snapshot."""
