@@ -849,7 +849,7 @@ def test_a_kill_soon_after_the_start_after_a_loss_of_power_misses_no_records_aga
     logs: MakeLogs, preallocate: bool
 ) -> None:
     """The high watermark from before was the checkpoint's until the next one: zeros behind it were called damaged."""
-    made = logs(preallocate=preallocate)
+    made = logs(preallocate=preallocate, segment_bytes=1_000_000)
     for _ in range(15):
         made.append(batch())
     made.directory.write_checkpoints()
