@@ -44,7 +44,7 @@ def pytest_collection(session: pytest.Session) -> None:
     gc.disable()
 
 
-FAST_VARIANTS_MAX = 8
+FAST_VARIANTS_MAX = 3
 """Of a test with more parameters than this, as many are for `make check`. The rest are for `make test`."""
 
 

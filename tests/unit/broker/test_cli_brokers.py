@@ -157,6 +157,7 @@ def test_brokers_are_listed(cli: Cli, broker: EmbeddedBroker, topic: str):
     assert described["log_bytes"] == sum(each["size_bytes"] for each in described["log_dirs"]) > 300
 
 
+@pytest.mark.slow
 def test_a_move_between_directories_keeps_to_its_throttle(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

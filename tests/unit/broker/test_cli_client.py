@@ -313,6 +313,7 @@ def test_a_group_of_a_topic_that_is_not_there(cli: Cli):
     )
 
 
+@pytest.mark.slow
 def test_an_offset_beyond_the_end_waits_there(cli: Cli):
     cli("produce", "short", stdin=b"1\n2\n")
     status, out, err = cli("consume", "short", "-o", "99", "--timeout-ms", "400")

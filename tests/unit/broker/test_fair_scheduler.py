@@ -341,6 +341,7 @@ def test_costly_requests_of_two_hundred_connections_of_one_host_hold_no_other_ho
     assert 0 < machine.served_at.get(other.connection, 0) - began < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [PRODUCE, METADATA])
 def test_nor_do_they_hold_up_who_asks_for_little_on_their_own_host(key: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waited for 0.7 to 4.8 s: each of the two hundred was served before it."""

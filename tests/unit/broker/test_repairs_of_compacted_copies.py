@@ -42,6 +42,7 @@ async def test_no_repair_brings_a_deleted_key_back_after_the_topic_has_ceased_to
     history.close()
 
 
+@pytest.mark.slow
 async def test_gaps_between_whole_batches_are_explained_again_by_the_replicas_that_have_them_too(
     tmp_path: Path,
 ) -> None:

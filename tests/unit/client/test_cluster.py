@@ -357,6 +357,7 @@ async def test_a_connection_that_is_used_or_waits_for_an_answer_is_not_idle(monk
         assert isinstance(answer.exception(), KafkaError)
 
 
+@pytest.mark.slow
 async def test_a_connection_is_idle_from_its_last_answer_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was idle from its last request on, so an answer that took longer was its end."""
     monkeypatch.setattr(cluster_module, "_IDLE_LOOK_S_MIN", 0.01)

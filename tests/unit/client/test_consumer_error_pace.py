@@ -159,6 +159,7 @@ async def test_a_leader_without_the_records_before_the_position_is_asked_again_a
             assert await read(consuming, 12) == list(range(3, 15))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [TopicPartition("t", 7), TopicPartition("gone", 0), TopicPartition("refused", 0)])
 async def test_an_assigned_partition_that_stays_missing_is_asked_for_later_and_later(missing: TopicPartition) -> None:
     """Its position has to be looked up: that cost ten refreshes of the metadata each second."""

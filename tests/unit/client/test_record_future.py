@@ -466,6 +466,7 @@ def test_collections_while_threads_observe_futures_lose_nothing() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "all\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end_comes", ["in its thread", "in another thread"])
 @pytest.mark.parametrize("kind", ["wait", "first", "as_completed", "result", "callback"])
 def test_a_signal_handler_at_any_step_may_end_the_records_and_wait_for_them(kind: str, end_comes: str) -> None:

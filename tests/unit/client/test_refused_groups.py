@@ -25,6 +25,7 @@ REFUSALS_MANY = 10_000
 NO_COORDINATOR = FindCoordinatorResponse(coordinators=[Coordinator(key="g", error_code=REFUSED)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "request_type", "refusal"),
     [

@@ -245,6 +245,7 @@ async def test_what_is_still_ending_is_waited_for(version):
         assert cluster.transactions.committed == [b"1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refused", [InitProducerIdRequest, ProduceRequest, EndTxnRequest])
 async def test_what_does_not_end_for_long_is_asked_for_after_the_backoff(refused: Any) -> None:
     """As while a partition of the previous transaction has no leader: each producer asked fifty times a second."""

@@ -134,6 +134,7 @@ async def test_what_comes_while_one_is_open_goes_together() -> None:
     assert [(member.broker_id, member.broker_epoch) for member in asked.new_isr_with_epochs] == [(1, 44)]
 
 
+@pytest.mark.slow
 async def test_changes_of_very_many_partitions_go_in_requests_that_the_controller_takes() -> None:
     """One request for all is more than the controller decodes. It was repeated without end."""
     controller = Controller()

@@ -341,6 +341,7 @@ def test_a_partition_that_a_topic_lacks_since_it_was_created_again_is_gone(node,
     assert read(node, topic, 0, 5, partition=2, failOnDataLoss="false", **timeouts) is None
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_created_again_under_a_task_ends_it(node, new_topic):
     topic = new_topic(1000, batch_size=500)
     options = node.options(subscribe=topic, failOnDataLoss="false", **{"kafka.max.partition.fetch.bytes": "2000"})
@@ -447,6 +448,7 @@ def test_other_errors_pass_up(node):
     assert failure.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "size", "pieces"), [(25_000, 1, 3), (100, 400_000, 5), (3, 20_000_000, 3), (0, 0, 0)])
 def test_batches_for_spark_are_bounded_in_rows_and_bytes(rows, size, pieces):
     values = pa.array([bytes(size)] * rows, pa.binary())

@@ -327,6 +327,7 @@ def test_a_topic_created_again_is_read_from_its_beginning_where_loss_is_tolerate
         assert [each.size for each in stream.ranges(beginning, latest)] == ([size] if size else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 2, 9])
 def test_available_now_ends_at_the_end_of_a_topic_that_was_created_again_where_loss_is_tolerated(node, new_topic, size):
     topic = new_topic(5)

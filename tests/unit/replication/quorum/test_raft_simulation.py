@@ -347,6 +347,7 @@ def added_before_power_was_lost(seed: int) -> World:
     return world
 
 
+@pytest.mark.slow
 def test_a_change_of_the_voters_is_on_the_leaders_device_before_others_have_it(monkeypatch):
     for seed in range(20):
         added_before_power_was_lost(seed)

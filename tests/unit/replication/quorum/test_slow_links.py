@@ -50,6 +50,7 @@ def member(quorum: Quorum, node_id: int, *, can_vote: bool = True) -> Member:
     return Member(quorum, node_id, can_vote=can_vote, **times)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_snapshot", [False, True])
 def test_a_node_behind_a_slow_link_learns_all_metadata(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_snapshot: bool

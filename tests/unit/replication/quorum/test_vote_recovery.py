@@ -202,6 +202,7 @@ async def write_snapshot(leader: Member, away: Member) -> None:
     assert leader.raft.log.start_offset == end - 1 > away.raft.log.end_offset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_trimmed", [False, True])
 def test_a_voter_whose_log_is_behind_waits_for_the_voters_that_it_does_not_know(
     tmp_path: Path, is_trimmed: bool
